@@ -1,6 +1,7 @@
 """The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
 
 import cProfile
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,17 +119,25 @@ def test_single_steps_have_torchs_bits() -> None:
     assert same(*found)
 
 
-def test_passes_that_are_rare_beside_others_are_not_recorded() -> None:
-    def taped(rows: int, tape: Any) -> list[bool]:
-        trainer = trainer_of(simple, tape)
-        for k in range(300):
-            size = rows if k % 60 == 59 else 8
-            trainer.step((X[:size], Y[:size]))
-        return [kind.tape is not None or kind.refused for kind in trainer.updates._each[0].tapes._kinds.values()]
+@pytest.mark.parametrize("tape", ["auto", True])
+def test_only_the_first_recording_is_made_if_recordings_may_take_no_time(
+    tape: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tapes, "SHARE", 0.0)
+    monkeypatch.setattr(tapes, "GAIN", math.inf)
+    trainer = trainer_of(simple, tape)
+    for k in range(40):
+        size = 3 + k % 2
+        trainer.step((X[:size], Y[:size]))
+    kinds = trainer.updates._each[0].tapes._kinds.values()
+    assert [kind.replays > 0 for kind in kinds] == [True, tape is True]
 
-    assert taped(3, "auto") == [True, False]
-    assert taped(3, True) == [True, True]
-    assert taped(8, "auto") == [True]
+
+def test_kinds_of_passes_that_are_rare_are_forgotten() -> None:
+    trainer = trainer_of(simple, "auto")
+    for size in range(1, 80):
+        trainer.step((X[:size], Y[:size]))
+    assert len(trainer.updates._each[0].tapes._kinds) <= tapes.KINDS
 
 
 @pytest.mark.parametrize("at", sampled(range(2, 40), keep=[6, 13, 25], of=8))
@@ -155,8 +164,10 @@ def test_predictions_and_validations_are_torchs_and_are_kept() -> None:
     assert taped.validate((X, Y)) == plain.validate((X, Y))
 
 
-def test_ignored_labels_in_some_macrobatches_only_have_torchs_bits() -> None:
+def test_ignored_labels_in_some_macrobatches_only_have_torchs_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none is ignored, the weight of a batch is its number of rows, which is another recording."""
+    monkeypatch.setattr(tapes, "GAIN", math.inf)
+    monkeypatch.setattr(tapes, "SHARE", math.inf)
     rare = Y.clone()
     rare[::50] = -100
     rare[40:60] = -100  # a whole batch teaches nothing, and its update is left out

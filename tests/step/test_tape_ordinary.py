@@ -24,6 +24,7 @@ def however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that passes take on this machine decides nothing."""
     monkeypatch.setattr(tapes, "SLOW", math.inf)
     monkeypatch.setattr(tapes, "GAIN", math.inf)
+    monkeypatch.setattr(tapes, "SHARE", math.inf)
 
 
 def trained(model: Callable[[], nn.Module], loss: Any, data: dict[str, Tensor], tape: Any) -> tuple[list[Tensor], str]:

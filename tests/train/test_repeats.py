@@ -38,6 +38,7 @@ class Counted:
 
         monkeypatch.setattr(Made, "__call__", counted)
         monkeypatch.setattr(tapes, "GAIN", math.inf)  # however busy the machine is
+        monkeypatch.setattr(tapes, "SHARE", math.inf)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What a pass changes, copied, so that two passes can be compared and one of them undone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,13 @@ from .tape import outputs_of
 
 
 class Snapshot:
-    """What a pass changes, as it is now: gradients, buffers and random numbers."""
+    """What a pass changes, as it is now: gradients, buffers and random numbers; and what it must not change."""
 
-    def __init__(self, model: nn.Module, arena: Arena | None, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, arena: Arena | None, device: torch.device, others: Sequence[Tensor] = ()
+    ) -> None:
         self._device = device
+        self._others = [(tensor, tensor.detach().clone()) for tensor in others]
         self._tensors = [vector.gradients for vector in arena.vectors] if arena is not None else []
         if arena is not None:
             own = set(map(id, arena.params))
@@ -28,6 +31,9 @@ class Snapshot:
 
     def restore(self, random: bool) -> None:
         """Everything is again as it was; random numbers only if a pass draws them: other threads draw them, too."""
+        for tensor, copy in self._others:
+            if not same_bits(tensor, copy):
+                tensor.data.copy_(copy)
         with torch.no_grad():
             for tensor, copy in zip(self._tensors, self._copies, strict=True):
                 tensor.copy_(copy)

@@ -18,7 +18,7 @@ from ...loss.objective import Objective, Terms
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
-from .snapshot import Snapshot, same_bits, same_terms
+from .snapshot import Snapshot, same_terms
 from .state import PassState
 from .tape import Tape, outputs_of
 
@@ -30,23 +30,21 @@ LARGEST = 16 << 20
 """Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
 MADE = 8 * LARGEST
 """Bytes of all that a pass makes from which on it is not even tried."""
-SLOW = 0.05
-"""Seconds of a pass from which on it is not even tried: what a replay saves is less than the recording costs."""
-KINDS = 8
-"""How many kinds of passes are remembered."""
+SLOW = 500e-6
+"""Seconds of an operation, on average, from which on a replay would save too little."""
+KINDS = 32
+"""How many kinds of passes are remembered, since each recording takes memory."""
 SEEN, CHECKS = 2, 2
 """A pass is recorded when its like has been seen so often, and replayed when it has been compared so often."""
-SEEN_OF_MANY = 64
-"""As `SEEN`, for workers that take turns, each of which records its own."""
-RARE = 32
-"""Passes of which another kind has been seen more than so many times as often are not recorded."""
-CHANGES = 4
-"""How often what a model holds may change before its passes are not recorded any more."""
+SHARE = 0.03
+"""Recordings and comparisons take at most this share of the time; the first recording is made in any case."""
+GAIN = 0.97
+"""A replay takes at most so much of the eager pass's time, or is not worth it."""
 TOO_LARGE = "a pass is so large that nothing would be saved"
 TOO_SLOW = "a pass takes so long that nothing would be saved"
 DRAWN = "a pass draws random numbers, and another thread draws some at the same time"
-GAIN = 0.97
-"""A replay takes at most so much of the eager pass's time, or is not worth it."""
+
+DIFFERS = "a pass made a second time, from its recording, does not give torch's bits"
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +57,6 @@ class PassKind:
     refused: bool = False
     due: int = CHECKS
     """How many comparisons are to be made before the next replay."""
-    changes: int = 0
     replays: int = 0
     seeds: Sequence[Tensor] | None = None
     """What the backward pass begins with, if all batches of the kind have the same."""
@@ -91,11 +88,11 @@ class Tapes:
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, PassKind] = {}
         self._memory = {} if memory is None else memory
-        self._patience = SEEN if memory is None else SEEN_OF_MANY
         self._last: tuple[Any, PassKind] | None = None
         self.watched = True
         """Whether anybody may change the model between two passes of `outputs`."""
-        self._again: tuple[Tape | None, Any, int] = None, None, 0  # for the next batch of a macrobatch, if it is alike
+        self._of_macrobatch: tuple[Tape | None, Any, int] = None, None, 0  # for its next batch, if that is alike
+        self._start, self._spent_s = time.perf_counter(), 0.0
         self.possible = wanted is not False
         if self.possible and device.type != "cpu":
             self._refuse(f"the model is on {device}")
@@ -126,8 +123,8 @@ class Tapes:
 
     def outputs(self, batch: Batch, call: Callable[[Batch], Any]) -> Any:
         """What the model returns for a batch, as `call` does; for a model that is not being trained."""
-        tape, whole, rows = self._again
-        if tape is not None and batch.whole is whole and batch.rows == rows:
+        tape, macrobatch, rows = self._of_macrobatch
+        if tape is not None and batch.whole is macrobatch and batch.rows == rows:
             return tape.outputs(batch)
         kind = self.kind_of(batch, True)
         if kind is None:
@@ -136,7 +133,7 @@ class Tapes:
         if tape is not None:
             kind.replays += 1
             if not self.watched and batch.whole is not None:
-                self._again = tape, batch.whole, batch.rows
+                self._of_macrobatch = tape, batch.whole, batch.rows
             return tape.outputs(batch)
 
         def eager(batch: Batch, recording: Recording | None, counts: bool) -> Terms:
@@ -150,56 +147,39 @@ class Tapes:
         return outputs_of(self.learn(kind, batch, True, eager, lambda tape, batch: tape.forward(batch)))
 
     def end_epoch(self) -> None:
-        """One pass of each kind is compared with torch's again; one that comes once in an epoch is not recorded."""
-        self._last, self._again = None, (None, None, 0)
+        """One pass of each kind is compared with torch's again; kinds that are rare in an epoch are forgotten."""
+        self._last, self._of_macrobatch = None, (None, None, 0)
         for key, kind in list(self._kinds.items()):
             if kind.tape is not None:
                 kind.due = max(1, kind.due)
-            elif not kind.refused and kind.seen <= self._patience:
+            elif not kind.refused and kind.seen <= SEEN:
                 del self._kinds[key]
 
     def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
-        if kind.state is None:
-            return None
-        if not kind.state.holds():  # as it is before an update brings parameters home
-            self._changed(kind)
-            return None
+        if kind.state is not None and not kind.state.holds():  # as it is before an update brings parameters home
+            kind.forget()
         return None if kind.due else kind.tape
 
     def learn(self, kind: PassKind, part: Batch, first: bool, eager: Eager, replay: Replay) -> Mapping[str, Term]:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
         if kind.state is not None and not kind.state.holds():
-            self._changed(kind)
-        if kind.tape is None and (kind.seen <= self._patience or self._is_rare(kind)):
+            kind.forget()
+        if kind.tape is None and not self._is_due(kind):
             return self._timed(kind, part, eager)
-        if kind.tape is None and self.wanted == "auto" and kind.eager_s > SLOW:
-            self._refuse(TOO_SLOW, kind)
-            return eager(part, None, True)
-        before = Snapshot(self._model, self._arena, self._device)
+        start = time.perf_counter()
+        before = self._snapshot()
         records = kind.tape is None
         terms = self._record(kind, part, before, eager, first) if records else self._timed(kind, part, eager)
-        if kind.tape is None:
-            return terms
-        after = Snapshot(self._model, self._arena, self._device)
-        before.restore(kind.tape.random)
-        start = time.perf_counter()
-        again = replay(kind.tape, part)
-        kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
-        found = Snapshot(self._model, self._arena, self._device)
-        same, draws = same_terms(terms, again) and after.equals(found), kind.tape.random
-        if draws and not after.drew_as(found):
-            after.restore(draws)
-            self._refuse(DRAWN, kind)
-            return terms
-        if kind.due == 1 and kind.replay_s > GAIN * kind.eager_s:  # perhaps since its memory was in no cache
-            before.restore(draws)
-            start = time.perf_counter()
-            replay(kind.tape, part)
-            kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
-        after.restore(draws)
-        self._judge(kind, same)
+        if kind.tape is not None:
+            self._compare(kind, part, before, terms, replay)
+        self._spent_s += time.perf_counter() - start
         return terms
+
+    def _is_due(self, kind: PassKind) -> bool:
+        """Whether a pass is to be recorded now."""
+        is_affordable = self._spent_s <= SHARE * (time.perf_counter() - self._start)
+        return kind.seen > SEEN and (is_affordable or kind.state is not None or self.wanted is True)
 
     def _timed(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
         start = time.perf_counter()
@@ -207,30 +187,28 @@ class Tapes:
         kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
         return terms
 
-    def _is_rare(self, kind: PassKind) -> bool:
-        """Whether so few passes are of this kind that recording it would take longer than its replays save."""
-        return self.wanted == "auto" and max(each.seen for each in self._kinds.values()) > RARE * kind.seen
+    def _snapshot(self, others: Sequence[Tensor] = ()) -> Snapshot:
+        return Snapshot(self._model, self._arena, self._device, others)
 
-    def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
-        """A pass by torch; it is recorded if the pass before has been proven.
+    # --- recording ----------------------------------------------------------------------------------------
 
-        What is recorded beside the pass that counts is called a second time, which nothing may notice.
+    def _record(self, kind: PassKind, part: Batch, before: Snapshot, eager: Eager, first: bool) -> Mapping[str, Term]:
+        """A pass by torch. The first of a kind is proven, the next one is recorded.
+
+        What is recorded beside the pass that counts is called a second time, which nothing may notice. With
+        `tape=True` the pass that counts is itself recorded, at once.
         """
-        insists, proven = self.wanted is True, kind.state
-        state = proven or PassState(self._model, self._objective)
-        problem = "" if state.is_plain() else "hooks, autocast or a mode of torch change what operations do"
-        if self._arena is not None and any(param.requires_grad for param in self._arena.loose):
-            problem = "not all parameters are stored in a vector: single numbers and sparse gradients are not"
-        if problem:
+        insists, is_proven = self.wanted is True, kind.state is not None
+        state = kind.state or PassState(self._model, self._objective)
+        if problem := self._obstacle(state):
             self._refuse(problem, kind)
             return eager(part, None, True)
         params = list(self._model.parameters())
         gradients = [p.grad for p in params] if self._arena is not None else []
-        recording = self._recording(part, [*params, *state.tensors], gradients)
-        proof = Proof(state)
-        with proof if proven is None else nullcontext():
+        recording, proof = self._recording(part, [*params, *state.tensors], gradients), Proof(state)
+        with nullcontext() if is_proven else proof:
             terms = eager(part, recording if insists else None, True)
-        if proven is None:
+        if not is_proven:
             proof.conclude()
         if self._arena is not None and not any(float(term.weight) for term in terms.values()):
             kind.forget()  # a batch that teaches nothing does not show the backward pass
@@ -243,30 +221,69 @@ class Tapes:
             problem = "a pass exchanges a gradient"
         if not problem and gradients and any(tensor.requires_grad for tensor in state.others(params)):
             problem = "a tensor with a gradient is no parameter of the model"
-        if not problem and proven is None and not insists:
-            kind.state = state
-            return terms
-        if not problem and not insists:  # some operations compute in another way while they are recorded
-            problem = self._record_again(part, before, terms, eager, recording, state.memory())
-        recording.end()
-        problem = recording.problem or problem
-        made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
-        if self.wanted == "auto" and (sum(made) > MADE or max(made, default=0) > LARGEST):
-            problem = problem or TOO_LARGE
-        if problem := problem or self._build(kind, part, before, terms, recording, first):
+        if not problem and (is_proven or insists):
+            problem = self._make_tape(kind, part, before, terms, None if insists else eager, recording, first, state)
+            if not problem:
+                self._keep_other_gradients(state, recording, params)
+        if problem:
             self._refuse(problem, kind)
-            return terms
-        kind.state = state
-        self._keep_other_gradients(state, recording, params)
+        else:
+            kind.state = state
         return terms
+
+    def _obstacle(self, state: PassState) -> str:
+        """Why no pass can be recorded now, if none can."""
+        if self._arena is not None and any(param.requires_grad for param in self._arena.loose):
+            return "not all parameters are stored in a vector: single numbers and sparse gradients are not"
+        return "" if state.is_plain() else "hooks, autocast or a mode of torch change what operations do"
 
     def _recording(self, part: Batch, fixed: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Recording:
         """A recording of a pass, which may write into buffers that share memory with nothing else."""
-        given: dict[str, Any] = {f"x{k}": value for k, value in enumerate(part.fields.values())}
+        streams = {f"x{k}": value for k, value in enumerate(part.fields.values())}
         memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
         buffers = list(self._model.buffers())
-        own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
-        return Recording(given, [*fixed, *buffers], own, [each for each in gradients if each is not None])
+        writable = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
+        present = [each for each in gradients if each is not None]
+        return Recording(streams, [*fixed, *buffers], writable, present)  # type: ignore[arg-type]
+
+    def _make_tape(
+        self,
+        kind: PassKind,
+        part: Batch,
+        before: Snapshot,
+        terms: Mapping[str, Term],
+        eager: Eager | None,
+        recording: Recording,
+        first: bool,
+        state: PassState,
+    ) -> str:
+        """Makes the tape of a pass that has been made; why there is none, if there is none.
+
+        With `eager` the pass is recorded now, a second time, since some operations compute in another way meanwhile.
+        """
+        problem, is_auto = "", self.wanted == "auto"
+        if eager is not None:
+            problem = self._made_twice(before, terms, lambda: eager(part, recording, False), others=state.memory())
+            recording.end()
+        made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
+        if recording.problem or problem:
+            return recording.problem or problem
+        if is_auto and kind.eager_s > SLOW * len(recording.calls):
+            return TOO_SLOW
+        if is_auto and (sum(made) > MADE or max(made, default=0) > LARGEST):
+            return TOO_LARGE
+        after, draws = self._snapshot(), any(call.random for call in recording.calls)
+        before.restore(draws)
+        found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
+        try:
+            program = Builder(recording, found, first, self._memory).program()
+            fills = self._arena is not None and self._arena.addresses <= program.fills
+            kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
+            problem = TOO_LARGE if is_auto and program.nbytes > LARGEST else ""
+        except Exception as error:  # torch's pass has been made, and counts
+            problem = f"{type(error).__name__} while it was built: {error}"
+        after.restore(draws)
+        return problem
 
     def _homed(self) -> list[Tensor]:
         """The gradients that are stored in vectors."""
@@ -281,80 +298,66 @@ class Tapes:
             if param.grad is not None and id(param.grad) not in homed and recording.value_of(param.grad) in written:
                 state.keeps_gradient(param)
 
-    def _build(
-        self,
-        kind: PassKind,
-        part: Batch,
-        before: "Snapshot",
-        terms: Mapping[str, Term],
-        recording: Recording,
-        first: bool,
-    ) -> str:
-        """Makes the tape of a recording, and changes nothing else; why it is of no use, if it is not."""
-        problem = ""
-        after, draws = Snapshot(self._model, self._arena, self._device), any(call.random for call in recording.calls)
-        before.restore(draws)
-        found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
-        try:
-            program = Builder(recording, found, first, self._memory).program()
-            fills = self._arena is not None and self._arena.addresses <= program.fills
-            kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
-            problem = TOO_LARGE if self.wanted == "auto" and program.nbytes > LARGEST else ""
-        except Exception as error:  # torch's pass has been made, and counts
-            problem = f"{type(error).__name__} while it was built: {error}"
-        after.restore(draws)
-        return problem
+    # --- comparing ----------------------------------------------------------------------------------------
 
-    def _record_again(
+    def _made_twice(
         self,
-        part: Batch,
-        before: "Snapshot",
+        before: Snapshot,
         terms: Mapping[str, Term],
-        eager: Eager,
-        recording: Recording,
-        held: Sequence[Tensor],
+        make: Callable[[], Mapping[str, Term]],
+        draws: bool | None = None,
+        others: Sequence[Tensor] = (),
     ) -> str:
-        """Records a pass that has been made, and changes nothing; why the recording is not of use, if it is not."""
-        after = Snapshot(self._model, self._arena, self._device)
-        copies, draws = [tensor.detach().clone() for tensor in held], not before.drew_as(after)
-        before.restore(draws)
-        again = eager(part, recording, False)
-        found = Snapshot(self._model, self._arena, self._device)
-        same, alone = same_terms(terms, again) and after.equals(found), not draws or after.drew_as(found)
-        for tensor, copy in zip(held, copies, strict=True):
-            if not same_bits(tensor, copy):  # it writes into what is no buffer, which is refused
-                tensor.data.copy_(copy)
-        after.restore(draws)
-        if recording.problem:
-            return ""
-        return "a recorded pass does not give torch's bits" if alone and not same else "" if alone else DRAWN
+        """Makes a pass a second time, which changes nothing; how it differs from the first, if it does.
 
-    def _judge(self, kind: PassKind, same: bool) -> None:
-        """What a comparison has shown."""
-        assert kind.tape is not None
-        if not same and kind.replays:
+        `draws`: whether it draws random numbers, if that is known. `others` are tensors that it may write into.
+        """
+        after = self._snapshot(others)
+        draws = not before.drew_as(after) if draws is None else draws
+        before.restore(draws)
+        second = make()
+        found = self._snapshot()
+        same = same_terms(terms, second) and after.equals(found)
+        is_disturbed = draws and not after.drew_as(found)
+        after.restore(draws)
+        return DRAWN if is_disturbed else "" if same else DIFFERS
+
+    def _compare(
+        self, kind: PassKind, part: Batch, before: Snapshot, terms: Mapping[str, Term], replay: Replay
+    ) -> None:
+        """Compares a replay with a pass by torch that has been made."""
+        tape = kind.tape
+        assert tape is not None
+
+        def make() -> Mapping[str, Term]:
+            start = time.perf_counter()
+            second = replay(tape, part)
+            kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
+            return second
+
+        def make_last() -> Mapping[str, Term]:
+            make()  # perhaps its memory was in no cache
+            before.restore(tape.random)
+            return make()
+
+        is_last = kind.due == 1 and not kind.replays
+        problem = self._made_twice(before, terms, make_last if is_last else make, tape.random)
+        ratio = kind.replay_s / kind.eager_s
+        if problem == DRAWN:
+            self._refuse(DRAWN, kind)
+        elif problem and kind.replays:
             raise ModelError(
                 f"a replayed pass differs from torch's after {kind.replays} replays: something that decides in Python "
                 "has changed, which could not be seen before. Train from the last checkpoint with tape=False."
             )
-        if not same:
-            self._refuse("a replay does not give torch's bits", kind)
-            return
-        kind.due -= 1
-        if kind.due or kind.replays:
-            return
-        ratio = kind.replay_s / kind.eager_s
-        if ratio > GAIN and self.wanted == "auto":
+        elif problem:
+            self._refuse(problem, kind)
+        elif is_last and ratio > GAIN and self.wanted == "auto":
             self._refuse(f"a replay takes {ratio:.2f} of an eager pass", kind)
         else:
-            self.note = f"passes are replayed from a tape, in {ratio:.2f} of an eager pass's time"
-
-    def _changed(self, kind: PassKind) -> None:
-        """What a model holds is not what it was when its pass was recorded."""
-        kind.forget()
-        kind.changes += 1
-        if kind.changes > CHANGES and self.wanted == "auto":
-            self._refuse("what the model holds changes again and again", kind)
+            kind.due -= 1
+            if is_last:
+                self.note = f"passes are replayed from a tape, in {ratio:.2f} of an eager pass's time"
 
     def _refuse(self, why: str, kind: PassKind | None = None) -> None:
         """Passes of a kind, or all, are left to torch."""
