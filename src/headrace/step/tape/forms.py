@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,9 +16,6 @@ aten = torch.ops.aten
 COPIES = {aten.clone.default, aten._to_copy.default}
 MOST = 4096
 """How many forms are remembered."""
-_VARIANTS: dict[
-    Any, tuple[Any, tuple[str, ...]]
-] = {}  # of an operation its overload that writes into memory, and names
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Form:
             self.function(*args, *self.extra, **kwargs, **dict(zip(self.names, places, strict=True)))
 
 
-FOUND: dict[Any, Form | None] = {}
+Forms = dict[Any, Form | None]
 """The forms that have shown to give an operation's bits, by the operation and the layouts of what it was given."""
 
 
@@ -88,14 +86,9 @@ def _forms(function: Any) -> Iterator[Form]:
             yield Form(variant._op, names)
 
 
+@cache
 def _variant(function: Any) -> tuple[Any, tuple[str, ...]]:
     """The overload of an operation that writes into given memory, if a kernel does, and what it calls that memory."""
-    if function not in _VARIANTS:
-        _VARIANTS[function] = _find_variant(function)
-    return _VARIANTS[function]
-
-
-def _find_variant(function: Any) -> tuple[Any, tuple[str, ...]]:
     wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
     for name in function.overloadpacket.overloads():
         other = getattr(function.overloadpacket, name)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .forms import FOUND, MOST, Form, find_form, likeness
+from .forms import MOST, Form, Forms, find_form, likeness
 from .recording import Operation, Recording, TapeTensor
 from .state import compiled
 
@@ -48,10 +48,12 @@ class Builder:
     bits: one that writes into planned memory, if there is one.
 
     What the model returns is in memory of its own at every run. `gradients` are what the backward pass adds to: zeros
-    if this is the `first` pass of an update. Planned memory is taken from `memory`, and added to it.
+    if this is the `first` pass of an update. Planned memory is taken from `memory`, and added to it; so are `forms`.
     """
 
-    def __init__(self, recording: Recording, gradients: Sequence[TapeTensor], first: bool, memory: Memory) -> None:
+    def __init__(
+        self, recording: Recording, gradients: Sequence[TapeTensor], first: bool, memory: Memory, forms: Forms
+    ) -> None:
         self._calls, self._forward_calls = recording.calls, recording.forward_calls
         self._given, self._seeds = recording.given, recording.seeds
         self._results = recording.numbers + recording.outputs
@@ -64,7 +66,7 @@ class Builder:
         self._names: dict[TapeTensor, str] = {}
         self._moves: set[TapeTensor] = set()  # values that are elsewhere at every run
         self._constant: set[TapeTensor] = set()  # roots of what never changes
-        self._memory_of_all = memory
+        self._memory_of_all, self._forms = memory, forms
         self._free = defaultdict(list, {size: [*blocks] for size, blocks in memory.items()})
         self._owned: dict[TapeTensor, list[Tensor]] = defaultdict(list)
         self._space: dict[str, Any] = {}
@@ -182,17 +184,18 @@ class Builder:
     def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> bool:
         """Lets an operation write into planned memory, where a form of it does that and gives the same bits."""
         key = call.function, likeness(call.args), likeness(call.kwargs), likeness(made)
-        if key in FOUND and FOUND[key] is None:
+        known = key in self._forms
+        if known and self._forms[key] is None:
             return False
         places = [self._memory(value) for value in made]
-        if key in FOUND:
-            form = FOUND[key]
+        if known:
+            form = self._forms[key]
             assert form is not None
             form.write(args, kwargs, places)
         else:
-            if len(FOUND) >= MOST:
-                FOUND.clear()
-            form = FOUND[key] = find_form(call.function, args, kwargs, places)
+            if len(self._forms) >= MOST:
+                self._forms.clear()
+            form = self._forms[key] = find_form(call.function, args, kwargs, places)
         if form is None:
             for value in made:
                 if value in self._direct:

@@ -15,6 +15,7 @@ from ...data.batch import Batch
 from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
+from .forms import Forms
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
@@ -87,7 +88,7 @@ class Tapes:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, PassKind] = {}
-        self._memory = {} if memory is None else memory
+        self._memory, self._forms = {} if memory is None else memory, Forms()
         self._last: tuple[Any, PassKind] | None = None
         self.watched = True
         """Whether anybody may change the model between two passes of `outputs`."""
@@ -276,7 +277,7 @@ class Tapes:
         before.restore(draws)
         found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
         try:
-            program = Builder(recording, found, first, self._memory).program()
+            program = Builder(recording, found, first, self._memory, self._forms).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
             kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
             problem = TOO_LARGE if is_auto and program.nbytes > LARGEST else ""
