@@ -96,7 +96,7 @@ class Eager(Pass):
             if recording is not None:
                 recording.end_forward(terms, outputs_of(terms))
         seeds = update.account(terms, [name for name, t in terms.items() if t.sum.requires_grad], outcome, divide)
-        inputs = update.inputs()
+        inputs = [p for p in update.arena.params if p.requires_grad] if update.is_one_of_several else None
         if inputs == []:
             pass  # all of this optimizer's parameters are frozen
         elif seeds:

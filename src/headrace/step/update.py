@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arena.arena import Arena
 from ..arena.buffers import Buffers
@@ -55,8 +55,10 @@ class Update:
         self.norm: Tensor | None = None
         """The norm of the gradients of the last update before they were clipped, if it was measured."""
         self._getters = updates.getters if updates.scored == name else ()
+        self._context = None if updates.precision.is_plain else updates.precision.context
         self._shared = SharedTerms(self.strategy, self.device) if self.strategy.shares_updates else None
         self.bad_workers = (lambda: "") if self._shared is None else self._shared.bad_workers
+        self.is_one_of_several = len(updates.optimizers) > 1
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._made: Made | None = None
         self._batch: Batch | None = None
@@ -100,10 +102,6 @@ class Update:
         """Whether a pass is made again, in smaller parts, when memory runs out."""
         return self._updates.adapts
 
-    def inputs(self) -> list[nn.Parameter] | None:
-        """The parameters that a backward pass is for, where other optimizers have some of the model's too."""
-        return [p for p in self.arena.params if p.requires_grad] if len(self._updates.optimizers) > 1 else None
-
     def has_no_weight(self, outcome: Outcome) -> bool:
         """Whether the host knows that there is nothing to learn from a batch."""
         for term in outcome.terms.values():
@@ -117,8 +115,11 @@ class Update:
     def forward(self, part: Batch) -> Mapping[str, Term]:
         """The terms of a microbatch."""
         try:
-            with self.precision.context():
+            if self._context is None:
                 terms = terms_of(self.objective, self._model, part)
+            else:
+                with self._context():
+                    terms = terms_of(self.objective, self._model, part)
         except ValueError as error:
             if _SINGLE_ROW in str(error):
                 raise single_row_error() from error
@@ -187,7 +188,8 @@ class Update:
     def clip(self, gradients: Sequence[Tensor]) -> None:
         """Clips gradients as the settings say, and measures their norm if somebody wants it."""
         settings = self._updates.settings
-        self.precision.unscale(self.arena.optimizer, gradients)
+        if self.scales:
+            self.precision.unscale(self.arena.optimizer, gradients)
         if settings.clip_norm is not None or settings.clip_value is not None or self._updates.measures_norm:
             most = math.inf if settings.clip_norm is None and self._updates.measures_norm else settings.clip_norm
             self.norm = clip(gradients, self.arena.pieces(), most, settings.clip_value)
@@ -197,8 +199,10 @@ class Update:
         self.stage = "stepping"
         if step is not None:
             step()
-        else:
+        elif self.scales:
             self.precision.step(self.arena, gradients)
+        else:
+            self.arena.hooks.step()
         self.stage = ""
 
     # --- failures -----------------------------------------------------------------------------------------

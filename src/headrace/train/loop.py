@@ -53,6 +53,7 @@ class Loop:
         self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
         self._next, self._samples, self._look_at = 0.0, -1, 0.0  # until when updates need no look around: see `_is_due`
         self._each_update = plan.callbacks.each_update or type(workers.strategy) is not Single
+        self._has_own_train_step = trainer.has_own_train_step
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
 
@@ -245,6 +246,7 @@ class Loop:
             for batch in self._workers.each(feed):
                 if not info.counters.batch:
                     self._duties.call("on_epoch_start", info)
+                    self._look_at_train_step()
                 found = True
                 yield batch
                 starts = not self._workers.strategy.started and self._at.starts_sharing()
@@ -279,14 +281,11 @@ class Loop:
     def _update(self, batch: Batch) -> None:
         """One update, counted and added to what is measured."""
         trainer, info, at = self._trainer, self._info, self._at
-        if at.rates.asks:
-            trainer.updates.touched()
-        at.rates.before(self._workers.progress(info))
-        if trainer.has_own_train_step:
-            self._each_update = True
-            outcome = update(trainer, batch)
-        else:
-            outcome = trainer.updates.make(batch)
+        if at.rates.moves:
+            at.rates.before(self._workers.progress(info))
+            if at.rates.asks:
+                trainer.updates.touched()
+        outcome = update(trainer, batch) if self._has_own_train_step else trainer.updates.make(batch)
         info.counters.add(batch.samples, batch.ends_epoch)
         info.outcome, at.cursor = outcome, batch.cursor
         at.done.clear()
@@ -335,8 +334,14 @@ class Loop:
         self._agree()
         self._save_if_due()
         self._samples, self._look_at = info.rows, time.perf_counter() + AT_ONCE_S
+        self._look_at_train_step()
         self._next = info.step + min(each.ahead(info.counters) for each in [*info.limits, *plan.intervals])
         self._trainer.updates.touched()
+
+    def _look_at_train_step(self) -> None:
+        """Whoever has been called may have replaced it."""
+        self._has_own_train_step = self._trainer.has_own_train_step
+        self._each_update |= self._has_own_train_step
 
     def _agree(self) -> None:
         """What one worker wants, all do: to stop, to leave, to save."""

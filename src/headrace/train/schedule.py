@@ -194,8 +194,10 @@ def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
 class Rates:
     """What moves the rates of a training; this one moves nothing."""
 
+    moves = False
+    """Whether `before` does anything."""
     asks = False
-    """Whether `before` calls a function of the user's."""
+    """Whether it calls a function of the user's."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._groups = groups_of(optimizers)
@@ -223,6 +225,8 @@ class Rates:
 
 class _ByLength(Rates):
     """The rate of the first group, from each point of the training on; others keep their ratio to it."""
+
+    moves = True
 
     def __init__(self, given: Mapping[str | int, float], optimizers: Sequence[Optimizer]) -> None:
         super().__init__(optimizers)
@@ -253,6 +257,8 @@ def _points_of(given: Mapping[str | int, float]) -> Points[float]:
 
 class _ByProgress(Rates):
     """The first rate times a factor, anew for every update."""
+
+    moves = True
 
     def __init__(
         self,

@@ -108,8 +108,11 @@ class TrainingWorkers(Workers):
         """Whether the workers, who have made all updates by themselves so far, are now to work together."""
         return not self.strategy.started and self._is_warm(info)
 
-    def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
+    def each(self, feed: Iterable[Batch]) -> Iterable[Batch]:
         """The batches of an epoch, as many for every worker."""
+        return self._each(feed) if self.in_step else feed
+
+    def _each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed if self._ends_together else as_long_as_any(feed, self.comm):
             self._rows += batch.rows
             if not self.strategy.joint:
