@@ -104,23 +104,15 @@ def saved_weights(run: Path, which: str | int | None) -> Contents:
         raise RunError(f"{run} has no checkpoint.")
     if which == "last":
         return last
-    best = best_of(last)
-    if best is None and which is None:
+    best = check(last.document(TRAINER).get("best"), maybe({"step": COUNT}), last.where(TRAINER, "best"))
+    if best is not None:
+        return store.load(best["step"], _weights_only)
+    if which is None:
         return last
-    if best is None:
-        raise CheckpointError(
-            f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, "
-            "or load the last."
-        )
-    return store.load(best["step"], _weights_only)
-
-
-def best_of(last: Contents) -> dict[str, Any] | None:
-    """The best step, as the last checkpoint knows it; `None` where nothing told good from bad."""
-    found: dict[str, Any] | None = check(
-        last.document(TRAINER).get("best"), maybe({"step": COUNT}), last.where(TRAINER, "best")
+    raise CheckpointError(
+        f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, or load the "
+        "last."
     )
-    return found
 
 
 def check_model(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
