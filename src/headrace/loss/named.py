@@ -189,13 +189,16 @@ def _answers(task: Task, outputs: Tensor, targets: Tensor, top: int) -> tuple[Te
     else:
         answers = scores.argmax(dim=1) if task.kind == "multiclass" else (scores > task.middle).long()
         labels = labels.reshape(answers.shape)
-    counted = task.counted(labels)
-    known = labels[counted]
+    counted: slice | Tensor = slice(None)
+    known = labels
+    if task.ignore is not None:
+        counted = labels != task.ignore
+        known = labels[counted]
     if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
         raise ValueError(f"labels go from {int(known.min())} to {int(known.max())}, and there are {classes} classes.")
     if task.kind == "multilabel":
         labels = labels + 2 * torch.arange(task.size, device=labels.device).view(-1, *[1] * (labels.dim() - 2))
-    return labels[counted], answers[counted]
+    return labels[counted].flatten(), answers[counted].flatten()
 
 
 def _score(task: Task, outputs: Tensor, targets: Tensor) -> Sums:
