@@ -180,7 +180,6 @@ AS_IN_0_1_0 = [
     (lambda: hr.EarlyStopping, "ffe6af027be5"),
     (lambda: hr.EarlyStopping("val/loss", 3), "5d395c311202"),
     (lambda: [hr.EMA(0.9), hr.Freeze("a")], "64aaa3ea17d8"),
-    (lambda: [hr.Callback, hr.MSE(), hr.L2Prior(0.1)], "2fcb5ce74c8c"),
     (lambda: [hr.WarmupCosine(0.1), hr.OneCycle(0.1)], "c43e0d7796ec"),
 ]
 
