@@ -37,7 +37,7 @@ KINDS = 32
 """How many kinds of passes are remembered, since each recording takes memory."""
 SEEN, CHECKS = 2, 2
 """A pass is recorded when its like has been seen so often, and replayed when it has been compared so often."""
-SHARE = 0.03
+SHARE = 0.01
 """Recordings and comparisons take at most this share of the time; the first recording is made in any case."""
 GAIN = 0.97
 """A replay takes at most so much of the eager pass's time, or is not worth it."""
