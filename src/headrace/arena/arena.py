@@ -1,14 +1,15 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from .gradients import all_finite
 from .momentum import MomentumSGD
 from .optimizer import OptimizerHooks, by_name
 from .vectors import (
@@ -38,6 +39,9 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 
 The class of an optimizer of one's own says so by `elementwise = True`.
 """
+
+FEW = 8
+"""So many gradients are added up one by one: they are large, and a sum takes less time than a norm."""
 
 
 class Arena:
@@ -313,3 +317,46 @@ class Arena:
 
 def _present(params: Iterable[nn.Parameter]) -> list[Tensor]:
     return [p.grad for p in params if p.grad is not None]
+
+
+# --- what is asked of all gradients: their norm, whether they are finite, to be clipped -----------------
+
+
+def clip(
+    gradients: Sequence[Tensor], pieces: Sequence[Tensor], norm: float | None, value: float | None
+) -> Tensor | None:
+    """Clips gradients to a total norm and to a largest element, as torch's own functions do; the norm that they had.
+
+    `pieces` are the same numbers cut in a way that is the same in every training, as `Arena.pieces` gives them. An
+    infinite `norm` only measures.
+    """
+    before = norm_of(pieces) if norm is not None and gradients else None
+    if before is not None and norm is not None and norm != math.inf:
+        torch._foreach_mul_(list(gradients), torch.clamp(norm / (before + 1e-6), max=1.0))
+    if value is not None:
+        for gradient in map(_elements, gradients):
+            gradient.clamp_(-value, value)
+    return before
+
+
+def total(gradients: Sequence[Tensor]) -> Tensor:
+    """A number that is not finite if any gradient is not; huge but finite gradients may overflow it too."""
+    if len(gradients) == 1:
+        return gradients[0].sum()
+    if 0 < len(gradients) <= FEW and all(g.dtype is torch.float32 and g.layout is torch.strided for g in gradients):
+        return torch.stack([gradient.sum() for gradient in gradients]).sum()
+    return norm_of(gradients)
+
+
+def all_finite(gradients: Iterable[Tensor]) -> bool:
+    """Whether every element is finite, read on the host."""
+    return all(bool(torch.isfinite(_elements(g)).all()) for g in gradients)
+
+
+def norm_of(gradients: Iterable[Tensor]) -> Tensor:
+    return get_total_norm([_elements(g) for g in gradients])
+
+
+def _elements(gradient: Tensor) -> Tensor:
+    """A gradient's numbers; for a sparse one, those that it stores."""
+    return gradient._values() if gradient.is_sparse else gradient

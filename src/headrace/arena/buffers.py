@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .gradients import all_finite
+from .arena import all_finite
 from .vectors import aligned, extent, view
 
 SMALL = 1 << 20  # elements; a larger buffer is copied only when torch says that it has changed
@@ -116,6 +116,8 @@ class Buffers:
             else:
                 self._loose.append(_loose(place, watched=normalises or tensor.numel() <= WATCHED))
         self._vectors = [BufferVector(places) for places in groups.values()]
+        self.exist = bool(found)
+        """Whether the model has any."""
         self._find_fractions()
 
     def save(self) -> None:

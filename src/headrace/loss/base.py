@@ -286,7 +286,10 @@ class Losses(dict[str, Loss]):
 
     def terms(self, model: nn.Module, outputs: Any, batch: Batch) -> dict[str, Term]:
         """The terms of outputs that are there already."""
-        return {name: loss.term(model, *by_items(loss, outputs, batch)) for name, loss in self.items()}
+        for field in batch.fields.values():
+            if type(field) is not Tensor:
+                return {name: loss.term(model, *by_items(loss, outputs, batch)) for name, loss in self.items()}
+        return {name: loss.term(model, outputs, batch) for name, loss in self.items()}
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
         """The weight of every term, as far as it is known before the model is called."""

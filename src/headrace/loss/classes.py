@@ -66,10 +66,10 @@ class CrossEntropy(Loss):
         return term
 
     def weight(self, batch: Batch) -> Weight | None:
-        targets = batch[self.target]
-        if self._may_be_one_hot(targets) and self._one_hot is None:
+        targets: Tensor = batch.fields[self.target]  # type: ignore[assignment]  # checked before
+        if self._one_hot is None and targets.dim() > 1 and not targets.is_floating_point():
             return None  # whether these are one-hot rows, only the outputs can tell
-        targets = self._targets(batch)
+        targets = self._labels(targets)
         places = targets[:, 0] if targets.is_floating_point() else targets
         rows = None if self.row_weight is None else weights_like(self, batch, places)
         if targets.is_floating_point():
@@ -92,9 +92,10 @@ class CrossEntropy(Loss):
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits = pick(outputs, self.output, self.name)
-        if self._may_be_one_hot(batch[self.target]):
-            self._one_hot = logits.dim() == batch[self.target].dim()
-        targets = self._targets(batch)
+        targets: Tensor = batch.fields[self.target]  # type: ignore[assignment]  # checked before
+        if targets.dim() > 1 and not targets.is_floating_point():
+            self._one_hot = logits.dim() == targets.dim()
+        targets = self._labels(targets)
         reduction = "sum" if self.row_weight is None else "none"
         weights = None if self.class_weights is None else self._weights_as(logits, logits.shape[1])
         ignored = NO_INDEX if self.ignore_index is None else self.ignore_index
@@ -126,7 +127,7 @@ class CrossEntropy(Loss):
         classes = logits.shape[1]
         if self.class_weights is not None:
             self._weights_as(logits, classes)
-        if self._may_be_one_hot(targets):
+        if targets.dim() > 1 and not targets.is_floating_point():
             self._one_hot = targets.dim() == logits.dim()
         if targets.is_floating_point() or targets.dim() == logits.dim():
             if targets.shape[1:] != logits.shape[1:]:
@@ -208,11 +209,8 @@ class CrossEntropy(Loss):
                 "answers to a row use BinaryCrossEntropy; probabilities are floating-point numbers."
             )
 
-    def _may_be_one_hot(self, targets: Tensor) -> bool:
-        return targets.dim() > 1 and not targets.is_floating_point()
-
-    def _targets(self, batch: Batch) -> Tensor:
-        targets: Tensor = batch[self.target]
+    def _labels(self, targets: Tensor) -> Tensor:
+        """Targets as torch takes them: one class for each place, or probabilities."""
         if targets.is_floating_point():
             return targets
         if self._one_hot and targets.dim() > 1:

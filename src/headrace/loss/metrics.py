@@ -82,12 +82,14 @@ class Metrics:
 
     def add(self, outputs: Any, target: Tensor) -> None:
         """One batch. Nothing is computed until a block is full, or until batches are padded to another length."""
-        check_outputs(outputs, Tensor)
+        if not isinstance(outputs, Tensor):
+            check_outputs(outputs, Tensor)
         if self._task is None and not self._outputs:
             check_reads(self._named.values(), outputs, target, self._reads)
-        held = bool(self._outputs) and not self._holds
-        if held and not _are_alike(self._outputs[-1], outputs, self._targets[-1], target):
-            self._feed()
+        if self._outputs and not self._holds:
+            alike = self._outputs[-1].shape[1:] == outputs.shape[1:] and self._targets[-1].shape[1:] == target.shape[1:]
+            if not alike:  # so that the batches cannot be joined
+                self._feed()
         self._outputs.append(outputs)
         self._targets.append(target)
         self._bytes += outputs.nbytes + target.nbytes

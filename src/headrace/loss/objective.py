@@ -115,7 +115,10 @@ class Supervised(Objective):
         self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
-        return self.judge(model, self.answers(model, batch), batch)
+        outputs = self.call(model, batch) if self._columns is None else self._first_call(model, batch)
+        terms = Terms((self.loss if model.training else self._data_terms).terms(model, outputs, batch))
+        terms.outputs = outputs
+        return terms
 
     def answers(self, model: nn.Module, batch: Batch) -> Any:
         """What the model returns; for the first batch of a data set, only after a look at it."""

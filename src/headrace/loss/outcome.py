@@ -10,8 +10,12 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..data.fields import Rows, map_tensors
+from ..data.ragged import Ragged
+from ..data.sparse import Sparse
 from ..errors import ConfigError
-from .base import Term, Weight
+from .base import Term, Weight, is_flat
+from .by_output import MetricsByOutput
+from .metrics import Compared
 
 
 @dataclass(slots=True)
@@ -173,6 +177,40 @@ class LossSums:
         waiting = self._waiting.pop(name, [])
         self._sums[name] = self._sums.get(name, 0.0) + _added([total for total, _ in waiting])
         self._weights[name] = self._weights.get(name, 0.0) + _added([weight for _, weight in waiting])
+
+
+def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
+    """Adds one batch to what is reported later; an update that was left out does not count."""
+    applied = outcome.applied
+    if applied is False:
+        return
+    for name, term in outcome.terms.items():
+        total, weight, coefficient = term.sum, term.weight, term.coefficient
+        if not term.counts:  # a prior is reported times its coefficient
+            total, coefficient = total * coefficient, 1.0
+        if applied is not True:
+            total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
+            weight = weight * applied
+        tally.add(name, total, weight, coefficient)
+    for part in metrics.parts.values():
+        metrics.missed |= not outcome.outputs
+        for outputs, batch in outcome.outputs:
+            compared = part.compared
+            assert compared is not None
+            scored, wanted = compared.output(outputs), batch.fields.get(compared.target)
+            if compared.dense is not None or type(wanted) is not Tensor:
+                scored, wanted = _dense(scored, batch[compared.target], compared)
+            part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
+
+
+def _dense(outputs: Any, target: Any, compared: Compared) -> tuple[Any, Any]:
+    """Outputs and target as metrics look at them: dense, and of sequences the items."""
+    if compared.dense is not None:
+        return outputs, compared.dense(target)
+    if isinstance(target, Ragged):
+        items = target.dense()
+        return target.items_of(outputs, is_flat(outputs, items, compared.reads)), items
+    return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
 def _mean(term: Term) -> Any:

@@ -15,15 +15,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..data.batch import Batch, concat
 from ..data.feed import Feed
 from ..data.fields import Rows, cat, map_tensors
-from ..data.ragged import Ragged
-from ..data.sparse import Sparse
 from ..errors import DataError
-from ..loss.base import Term, is_flat
+from ..loss.base import Term
 from ..loss.by_output import MetricsByOutput
 from ..loss.call import first_call
-from ..loss.metrics import BLOCK_BYTES, Compared
+from ..loss.metrics import BLOCK_BYTES
 from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
-from ..loss.outcome import LossSums, Outcome, as_outcome
+from ..loss.outcome import LossSums, Outcome, as_outcome, record
 from .guard import Scalar
 from .precision import Precision
 from .tape.tapes import Tapes
@@ -174,40 +172,6 @@ def score(outcomes: Iterable[Outcome], name: str, metrics: MetricsByOutput, add_
     if not row:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
     return row
-
-
-def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
-    """Adds one batch to what is reported later; an update that was left out does not count."""
-    applied = outcome.applied
-    if applied is False:
-        return
-    for name, term in outcome.terms.items():
-        total, weight, coefficient = term.sum, term.weight, term.coefficient
-        if not term.counts:  # a prior is reported times its coefficient
-            total, coefficient = total * coefficient, 1.0
-        if applied is not True:
-            total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
-            weight = weight * applied
-        tally.add(name, total, weight, coefficient)
-    for part in metrics.parts.values():
-        metrics.missed |= not outcome.outputs
-        for outputs, batch in outcome.outputs:
-            compared = part.compared
-            assert compared is not None
-            scored, wanted = compared.output(outputs), batch.fields.get(compared.target)
-            if compared.dense is not None or type(wanted) is not Tensor:
-                scored, wanted = _dense(scored, batch[compared.target], compared)
-            part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
-
-
-def _dense(outputs: Any, target: Any, compared: Compared) -> tuple[Any, Any]:
-    """Outputs and target as metrics look at them: dense, and of sequences the items."""
-    if compared.dense is not None:
-        return outputs, compared.dense(target)
-    if isinstance(target, Ragged):
-        items = target.dense()
-        return target.items_of(outputs, is_flat(outputs, items, compared.reads)), items
-    return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
 def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:

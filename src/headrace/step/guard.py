@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..arena.arena import Arena
+from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
-from ..arena.gradients import all_finite, total
 from ..arena.optimizer import skips_on_device
 from ..errors import NonFiniteError
 from ..loss.outcome import Outcome
@@ -108,7 +107,7 @@ class HostGuard(Guard):
         for term in outcome.terms.values():
             if term.coefficient:
                 number += term.sum
-        if moved := update.buffers.moved():
+        if update.buffers.exist and (moved := update.buffers.moved()):
             number += float(total(moved))
         if math.isfinite(number) and all(map(math.isfinite, doubts.values())):
             return True

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from ..arena.arena import Arena
-from ..arena.gradients import backward
 from ..data.batch import Batch
 from ..errors import ModelError
 from ..loss.base import Term
@@ -103,7 +104,7 @@ class Eager(Pass):
             with recording or nullcontext():
                 if recording is not None:
                     recording.begin_backward(list(seeds), list(seeds.values()))
-                backward([terms[name].sum for name in seeds], list(seeds.values()), inputs)
+                _backward([terms[name].sum for name in seeds], list(seeds.values()), inputs)
         elif not any(term.sum.requires_grad for term in terms.values()):
             raise ModelError(
                 f"no loss term ({', '.join(terms)}) depends on a trainable parameter. "
@@ -226,3 +227,13 @@ class Shared(Pass):
     def _listen(self) -> None:
         """Gradients may travel as they become ready. A pass that may be made again keeps all to itself."""
         self._update.strategy.listen(self._update.arena)
+
+
+def _backward(roots: Sequence[Tensor], seeds: Sequence[Tensor], inputs: Sequence[nn.Parameter] | None) -> None:
+    """As `torch.autograd.backward`, whose look at seeds that are known to fit takes longer than a small layer."""
+    if set(map(type, roots)) != {Tensor}:
+        torch.autograd.backward(roots, seeds, inputs=inputs)
+        return
+    _engine_run_backward(
+        tuple(roots), tuple(seeds), False, False, tuple(inputs or ()), allow_unreachable=True, accumulate_grad=True
+    )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..arena.arena import Arena
+from ..arena.arena import Arena, clip
 from ..arena.buffers import Buffers
-from ..arena.gradients import clip
 from ..data.batch import Batch
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
@@ -50,6 +50,9 @@ class Update:
         """Whether gradients are scaled; an infinite one is then a sign that the scale is too high."""
         self.draws = self.device.type == "cpu" or any(map(draws_random, updates.model.modules()))
         """Whether an update that is not made gives random numbers back; on a device, if it is known to draw some."""
+        on_host = self.device.type == "cpu"
+        self.random_state = torch.get_rng_state if on_host else partial(capture_torch, self.device)
+        self.put_random_state = torch.set_rng_state if on_host else partial(restore_torch, device=self.device)
         self.stage = ""
         """How far the update at hand has come: "", "sharing" with other workers, or "stepping"."""
         self.norm: Tensor | None = None
@@ -130,7 +133,8 @@ class Update:
                 raise ConfigError(f"term {name!r}: sum must be a single number, got a {came}. Return it as a tensor.")
         if self._getters and isinstance(terms, Terms):
             for output in self._getters:
-                check_outputs(output(terms.outputs))
+                if not isinstance(found := output(terms.outputs), Tensor):
+                    check_outputs(found)
         return terms
 
     def account(
@@ -265,7 +269,8 @@ class Update:
     def begin(self, batch: Batch) -> None:
         """An update of this batch begins."""
         self._batch, self.stage = batch, ""
-        self.buffers.save()
+        if self.buffers.exist:
+            self.buffers.save()
 
 
 class Made:
@@ -286,12 +291,12 @@ class Made:
         """Makes the update; gives nothing if memory has run out, and smaller microbatches may do."""
         update, outcome, complaint = self._update, Outcome({}), None
         update.begin(batch)
-        random = capture_torch(update.device) if self._draws else None
+        random: Any = update.random_state() if self._draws else None
         try:
             self._make(batch, outcome)
         except BaseException as error:
             if random is not None:
-                restore_torch(random, update.device)
+                update.put_random_state(random)
             update.undo(error)
             if not is_out_of_memory(error):
                 raise

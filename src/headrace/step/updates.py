@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..arena.arena import Arena
+from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
-from ..arena.gradients import all_finite, total
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
 from ..arena.vectors import names_of, owners, plain_name

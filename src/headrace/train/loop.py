@@ -12,6 +12,7 @@ from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import Reader
 from ..errors import DataError
+from ..loss.outcome import record
 from ..step import config, evaluate
 from ..step.arguments import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted
@@ -289,7 +290,7 @@ class Loop:
         info.counters.add(batch.samples, batch.ends_epoch)
         info.outcome, at.cursor = outcome, batch.cursor
         at.done.clear()
-        evaluate.record(outcome, at.sums, at.metrics)
+        record(outcome, at.sums, at.metrics)
         if batch.rows:  # a worker may have none of a small batch
             self._tried += 1
             self._left_out += outcome.applied is False
