@@ -86,7 +86,7 @@ def test_a_slower_network_changes_the_time_and_not_the_losses() -> None:
     slow, quick = (rehearse("recipe.py:small", "diloco", workers=2, network=n) for n in (SLOW, hr.Network()))
     assert [loss for _, loss in slow.curve("val/loss")] == [loss for _, loss in quick.curve("val/loss")]
     assert slow.clock_s > 2 * quick.clock_s
-    assert slow.sent_bytes == quick.sent_bytes
+    assert slow.sent_bytes == pytest.approx(quick.sent_bytes, abs=8), "but for the digits of a worker's rows a second"
 
 
 def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_kept(place: Path) -> None:

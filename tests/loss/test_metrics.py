@@ -183,7 +183,8 @@ def test_a_train_step_may_give_losses_by_name_and_outputs() -> None:
             out = self.model(batch["x"])
             return hr.Outcome({"far": F.mse_loss(out, batch["y"])}, out)
 
-    trainer = Trains(model := nn.Linear(1, 1), hr.MSE(), still(model), batch_size=9, metrics="mse")
+    model = nn.Linear(1, 1)
+    trainer = Trains(model, hr.MSE(), still(model), batch_size=9, metrics="mse", arena=False)
     last = trainer.fit((LINE, LINE**2), epochs=1, progress=False).last
     expected = F.mse_loss(model(LINE), LINE**2).item()
     assert last["train/mse"] == pytest.approx(expected)

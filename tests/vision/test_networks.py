@@ -56,7 +56,7 @@ def test_any_split_of_a_batch_makes_the_same_update(target: str, norm: str) -> N
     results = []
     for microbatch in (None, 1, 5):
         training = trainer(target, norm, microbatch=microbatch, batch_size=12)
-        losses = training.step(STREAMS[target], exact=True)
+        losses = training.step(STREAMS[target], full_batch=True)
         training.release()
         results.append((losses, [param.detach() for param in training.model.parameters()]))
     for losses, weights in results[1:]:

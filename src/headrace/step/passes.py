@@ -51,7 +51,8 @@ class Pass(ABC):
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
         """The gradients of a batch, whose terms are added to the outcome; `None` if none of its rows counts."""
         self._update.arena.begin(self.fills)
-        self.add(batch, outcome)
+        if batch.rows:  # a worker may have none of a small batch
+            self.add(batch, outcome)
         return None if self._update.has_no_weight(outcome) else self._update.arena.collect()
 
     @abstractmethod

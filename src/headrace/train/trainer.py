@@ -225,20 +225,20 @@ class Trainer:
     # --- one update ---------------------------------------------------------------------------------------
 
     @one_thread
-    def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
+    def step(self, batch: Any, *, full_batch: bool = False) -> dict[str, Any]:
         """Makes one update, and returns the losses by name: `total_loss` and every term.
 
-        `batch`: a Batch, a tuple (x, y), a dict, or a Table, as `hr.samples` returns. `exact`: it has to have
-        `batch_size` rows. The model stays in its arena between calls; `release` takes it out.
+        `batch`: a Batch, a tuple (x, y), a dict, or a Table, as `hr.samples` returns. `full_batch`: it has to
+        have `batch_size` rows. The model stays in its arena between calls; `release` takes it out.
         """
         self.find_workers()
         check.has_optimizer(self.optimizers, "step()")
         check.can_split(self.objectives, None, self.workers.sharing)
         self.workers.comm.at(self.updates.count, "training")
         batch = batch_for(self.model, batch)
-        if exact and batch.rows != self.batch_sizes.first:
+        if full_batch and batch.rows != (wanted := self.batch_sizes.first):
             raise DataError(
-                f"step(exact=True) takes batch_size={self.batch_sizes.first} samples, got {batch.rows}. Give it as "
+                f"step(full_batch=True) takes exactly batch_size={wanted} samples, got {batch.rows}. Give it as "
                 "many; how many of them pass the model at once is microbatch=."
             )
         batch = self.workers.share(batch.to(self.device), self.model)

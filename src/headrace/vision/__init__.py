@@ -8,7 +8,7 @@ from headrace import vision
 samples = vision.ImageSamples("detection", class_ids=3, channels=1)
 model = vision.Detector(classes=3, channels=1)
 trainer = hr.Trainer(model, vision.Detection(), torch.optim.Adam(model.parameters()), target=samples.target)
-losses = trainer.step(samples.batch(list_of_dicts), exact=True)  # total_loss, focal, huber
+losses = trainer.step(samples.batch(list_of_dicts), full_batch=True)  # total_loss, focal, huber
 found = trainer.predict({"image": images})  # (images, 100, 6): box, score, class
 ```
 

@@ -71,7 +71,7 @@ class HDlModel:
 
     def TrainDlModelBatch(self, DLSampleBatch: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """One update; `total_loss`, and the losses that it is the sum of, as they were before the update."""
-        hint("halcon.train_dl_model_batch", "hr.Trainer(...).step(samples.batch(list_of_dicts), exact=True)")
+        hint("halcon.train_dl_model_batch", "hr.Trainer(...).step(samples.batch(list_of_dicts), full_batch=True)")
         samples = [DLSampleBatch] if isinstance(DLSampleBatch, Mapping) else list(DLSampleBatch)
         size, times = self._params["batch_size"], self._params["batch_size_multiplier"]
         if len(samples) != size * times:
@@ -81,7 +81,7 @@ class HDlModel:
             )
         if self._params["type"] == "segmentation":
             samples = [_weighted(sample) for sample in samples]
-        means = self._trainer.step(self._samples.batch(samples), exact=True)
+        means = self._trainer.step(self._samples.batch(samples), full_batch=True)
         heads = {name: 1.0 if term.training_only else float(term.coefficient) for name, term in self._terms.items()}
         parts = {name: float(means[name]) * times for name, times in heads.items()}
         return {"total_loss": float(means["total_loss"]), **parts}
