@@ -155,9 +155,12 @@ def deterministic_mode(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[2]
 
 
-def is_scripted(model: nn.Module) -> bool:
-    """Whether a part of the model is TorchScript, whose parameters cannot be moved and whose passes not be recorded."""
-    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+def stays_ordinary(model: nn.Module, objectives: Mapping[str, Objective], tape: Any) -> bool:
+    """Whether parameters stay where they are, and passes are not recorded: of TorchScript, and of own updates."""
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    if scripted and tape is True:
+        raise ConfigError("tape=True records what a model calls in Python, and TorchScript calls nothing there.")
+    return scripted or any(isinstance(objective, ByTrainStep) for objective in objectives.values())
 
 
 def compile_in_place(model: nn.Module) -> None:

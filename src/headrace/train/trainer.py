@@ -29,8 +29,8 @@ from ..step.arguments import (
     check_optimizers,
     compile_in_place,
     deterministic_mode,
-    is_scripted,
     scorers,
+    stays_ordinary,
 )
 from ..step.guard import make_guard
 from ..step.precision import Precision
@@ -141,7 +141,7 @@ class Trainer:
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch)
-        if is_scripted(model):
+        if stays_ordinary(model, self.objectives, tape):
             arena = tape = False
         settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
