@@ -25,7 +25,7 @@ def main():
         if epoch == 3:
             optimizer.param_groups[0]["lr"] = 0.005
         for part in (slice(0, None, 2), slice(1, None, 2)):
-            losses.append(float(trainer.step((images[part], labels[part]), exact=True)["cross_entropy"]))
+            losses.append(float(trainer.step((images[part], labels[part]), full_batch=True)["cross_entropy"]))
     answers = trainer.predict({"image": images}, batch_size=4)
     return {"losses": losses, "classes": (answers.argmax(1) + 1).tolist()}
 

@@ -206,9 +206,8 @@ class Own(hr.Trainer):
         return {"total_loss": loss, "own": loss}
 
 
-@pytest.mark.parametrize("arena", [True, False])
-def test_a_train_step_may_be_an_update_of_its_own(arena: bool) -> None:
-    trainer, raw = make(Own, arena=arena), network()
+def test_a_train_step_may_be_an_update_of_its_own() -> None:
+    trainer, raw = make(Own, arena=False), network()
     history = trainer.fit(DATA, DATA, epochs=3, progress=False)
     list(raw_loop(raw, sgd(raw), epochs=3))
     assert {"train/loss", "train/loss/own", "val/loss"} <= history.last.keys()
@@ -217,7 +216,7 @@ def test_a_train_step_may_be_an_update_of_its_own(arena: bool) -> None:
 
 
 def test_an_own_train_step_serves_step_as_well() -> None:
-    trainer = make(Own)
+    trainer = make(Own, arena=False)
     losses = [float(trainer.step(DATA)["own"]) for _ in range(5)]
     assert losses[-1] < losses[0]
 

@@ -73,7 +73,7 @@ def test_a_schedule_by_progress_moves_with_every_update(workers: int, every: str
 def test_epochs_are_counted_once_whoever_goes_on(tmp_path: Path) -> None:
     """What was left of an epoch when its end was reported is read after the resume, and ends none."""
     for workers, epochs in ((2, 2), (3, 4), (2, 5), (1, 6)):
-        first = everybody(epochs, str(tmp_path / "run"), decay, workers=workers)[0]
+        first = everybody(epochs, str(tmp_path / "run"), hr.Schedule(decay), workers=workers)[0]
         rows = first[-1]["rows"]
         assert [row["epoch"] for row in rows] == list(range(1, epochs + 1))
         assert rows[-1]["samples"] == epochs * ROWS
@@ -81,8 +81,8 @@ def test_epochs_are_counted_once_whoever_goes_on(tmp_path: Path) -> None:
 
 
 def test_all_workers_go_on_with_the_rates_of_worker_0(tmp_path: Path) -> None:
-    everybody(2, str(tmp_path / "run"), decay, workers=2)
-    for found in everybody(3, str(tmp_path / "run"), decay, workers=3):
+    everybody(2, str(tmp_path / "run"), hr.Schedule(decay), workers=2)
+    for found in everybody(3, str(tmp_path / "run"), hr.Schedule(decay), workers=3):
         assert found[0]["rate"] == 0.5**3, "two epochs have ended"
         assert found[0]["epoch"] == 2
 

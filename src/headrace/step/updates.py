@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,13 +18,13 @@ from ..arena.replica import Replica
 from ..arena.vectors import names_of, owners, plain_name
 from ..data.batch import Batch
 from ..errors import CheckpointError, ModelError, NonFiniteError
-from ..loss.objective import Objective, scoring
+from ..loss.objective import Objective
 from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .arguments import groups_of
 from .guard import Guard
 from .precision import Precision
-from .settings import CHANGEABLE, OutputGetter, Settings, warn_where_splits_differ
+from .settings import CHANGEABLE, OutputGetter, Settings, StepState
 from .tape.tapes import LARGEST, Tapes
 from .update import Update
 
@@ -37,7 +35,7 @@ CHECK_EVERY = 64
 """Updates between two checks of the weights. A check takes a twentieth of the time of a small update."""
 
 
-class Updates:
+class Updates(StepState):
     """Updates a model from a batch. The model lives in arenas between `home` and `release`."""
 
     def __init__(
@@ -52,30 +50,13 @@ class Updates:
         getters: Sequence[OutputGetter],
         pauses: Mapping[str, int],
     ) -> None:
-        self.model, self.objectives, self.optimizers = model, dict(objectives), dict(optimizers)
-        self.precision, self.guard, self.strategy = precision, guard, strategy
-        self.settings = Settings()
-        self.count = 0
-        """How many have been made in this training."""
-        self.scored = scoring(objectives)
-        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
-        self.getters = getters
-        """What takes out of these the ones that metrics look at; nothing where there are no metrics."""
-        self.adapts = False
-        """Whether the microbatch is made smaller when memory runs out."""
-        self.measures_norm = False
-        """Whether every update measures the norm of its gradients."""
-        self.microbatch: int | None = None
-        """Rows that pass the model at once; `None`: all of a batch."""
-        self.failed_step = ""
-        """What has ended an update while its optimizer stepped, and may have left half of it."""
-        self._pauses = pauses  # at every which step the optimizer of a key is used, of those that are not used at each
         self._each: list[Update] = []
+        super().__init__(model, objectives, optimizers, settings, precision, guard, strategy, getters)
+        self._pauses = pauses  # at every which step the optimizer of a key is used, of those that are not used at each
         self._answers: dict[Objective, Tapes] = {}
         self._tape_note = ""
         self._not_finite: set[str] | None = None  # what was not finite when the training began
         self._checked = 0  # the last update after which the weights were checked
-        self.change(**asdict(settings))
 
     def make(self, batch: Batch) -> Outcome:
         """Makes the update of a batch. `touched` has to be called before, if code of the user's was."""
@@ -105,26 +86,8 @@ class Updates:
             update.touched()
 
     def change(self, **settings: Any) -> None:
-        """The next update is made with these settings."""
-        before, self.settings = self.settings, replace(self.settings, **settings)
+        super().change(**settings)
         self.touched()
-        wanted = self.settings.microbatch
-        if wanted != before.microbatch:
-            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
-            if self.microbatch is not None:
-                warn_where_splits_differ(self.model, depth=5)
-
-    def halve(self, rows: int) -> bool:
-        """Makes the microbatch half of what did not fit; says whether it may and can."""
-        at_once = min(rows, self.microbatch or rows)
-        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
-            return False
-        self.microbatch = -(-at_once // 2)
-        warnings.warn(
-            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
-        )
-        warn_where_splits_differ(self.model)
-        return True
 
     def measure(self, getters: Sequence[OutputGetter]) -> None:
         """From the next training on, metrics look at these outputs."""
