@@ -46,14 +46,6 @@ class Counters:
     ends_epoch: bool = False
     """Whether the last update ended an epoch."""
 
-    def add(self, rows: int, ends_epoch: bool = False) -> None:
-        """An update has been made of so many rows of all workers."""
-        self.steps += 1
-        self.samples += rows
-        self.epochs += ends_epoch
-        self.batch += 1
-        self.rows, self.ends_epoch = rows, ends_epoch
-
     @property
     def totals(self) -> dict[str, Any]:
         """What has been done so far."""

@@ -19,13 +19,14 @@ class Call:
 
     def __init__(self, inputs: Inputs = None, targets: Iterable[str] = ("y",)) -> None:
         self.inputs, self.targets = inputs, frozenset(targets)
-        self._ways: dict[tuple[str, ...], Callable[[nn.Module, Batch], Any]] = {}
+        self.known: dict[tuple[str, ...], Callable[[nn.Module, Batch], Any]] = {}
+        """The calls by the names of the streams, of those that were made before."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Any:
         names = tuple(batch.fields)
-        way = self._ways.get(names)
+        way = self.known.get(names)
         if way is None:
-            way = self._ways[names] = self.way(names)
+            way = self.known[names] = self.way(names)
         return way(model, batch)
 
     def way(self, names: Sequence[str]) -> Callable[[nn.Module, Batch], Any]:

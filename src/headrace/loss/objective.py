@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch, Stream
+from ..data.fields import Rows
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, unknown
 from .base import Loss, Losses, Sum, Term, Weight, as_list, by_items, pick
@@ -115,8 +116,13 @@ class Supervised(Objective):
         self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
-        outputs = self.call(model, batch) if self._columns is None else self._first_call(model, batch)
-        terms = Terms((self.loss if model.training else self._data_terms).terms(model, outputs, batch))
+        if self._columns is None:
+            outputs = self.call.known.get(tuple(batch.fields), self.call)(model, batch)
+        else:
+            outputs = self._first_call(model, batch)
+        terms, dense = Terms(), not any(isinstance(field, Rows) for field in batch.fields.values())
+        for name, loss in (self.loss if model.training else self._data_terms).items():
+            terms[name] = loss.term(model, *((outputs, batch) if dense else by_items(loss, outputs, batch)))
         terms.outputs = outputs
         return terms
 

@@ -287,7 +287,10 @@ class Loop:
             if at.rates.asks:
                 trainer.updates.touched()
         outcome = update(trainer, batch) if self._has_own_train_step else trainer.updates.make(batch)
-        info.counters.add(batch.samples, batch.ends_epoch)
+        counters = info.counters
+        counters.steps, counters.batch = counters.steps + 1, counters.batch + 1
+        counters.samples, counters.epochs = counters.samples + batch.samples, counters.epochs + batch.ends_epoch
+        counters.rows, counters.ends_epoch = batch.samples, batch.ends_epoch
         info.outcome, at.cursor = outcome, batch.cursor
         at.done.clear()
         record(outcome, at.sums, at.metrics)
