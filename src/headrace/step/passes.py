@@ -31,7 +31,7 @@ Divide = Callable[[Weights], Weights]
 """From the weights of the terms of one pass, what the terms of the update are divided by."""
 
 
-class Passes:
+class PassContext:
     """The passes of one optimizer's updates: chooses how each is made, and adds up what they give."""
 
     def __init__(self, steps: StepState, objective: Objective, arena: Arena, buffers: Buffers, *, scored: bool) -> None:
@@ -165,7 +165,7 @@ class Pass(ABC):
     draws = True
     """Whether it may draw random numbers."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: PassContext) -> None:
         self._passes = passes
         self.doubts: Weights = {}
         """Numbers beside the losses and the gradients that have to be finite."""
@@ -190,7 +190,7 @@ class Pass(ABC):
 class Eager(Pass):
     """Forward and backward by torch; a pass of a `kind` is looked at, and may be recorded on a tape."""
 
-    def __init__(self, passes: Passes, kind: PassKind | None = None, first: bool = True) -> None:
+    def __init__(self, passes: PassContext, kind: PassKind | None = None, first: bool = True) -> None:
         super().__init__(passes)
         self._kind, self._first = kind, first
         self.repeats = not passes.tapes.possible
@@ -243,7 +243,7 @@ class Replay(Pass):
 
     repeats = calls_nobody = True
 
-    def __init__(self, passes: Passes, kind: PassKind, tape: Tape) -> None:
+    def __init__(self, passes: PassContext, kind: PassKind, tape: Tape) -> None:
         super().__init__(passes)
         self._kind, self._tape = kind, tape
         self.fills, self.draws = tape.fills, tape.random
@@ -283,7 +283,7 @@ class Replay(Pass):
 
 
 def _replayed(
-    passes: Passes, tape: Tape, batch: Batch, outcome: Outcome, divide: Divide | None
+    passes: PassContext, tape: Tape, batch: Batch, outcome: Outcome, divide: Divide | None
 ) -> tuple[Mapping[str, Term], Sequence[Tensor]]:
     """Forward and backward from a tape: the terms, and what the backward pass began with."""
     terms = tape.forward(batch)
@@ -298,7 +298,7 @@ def _replayed(
 class Split(Pass):
     """One pass for each microbatch, of at most so many rows. Their gradients add up."""
 
-    def __init__(self, passes: Passes, rows: int) -> None:
+    def __init__(self, passes: PassContext, rows: int) -> None:
         super().__init__(passes)
         self._rows = rows
 
@@ -316,7 +316,7 @@ class Split(Pass):
 class SharedPass(Pass):
     """A pass over this worker's part of a batch; sums, weights and gradients become those of the whole batch."""
 
-    def __init__(self, passes: Passes, own: Pass, terms: SharedTerms) -> None:
+    def __init__(self, passes: PassContext, own: Pass, terms: SharedTerms) -> None:
         super().__init__(passes)
         self._own, self._terms = own, terms
         self.fills = own.fills

@@ -59,10 +59,7 @@ class Loop:
         self._skipped = 0  # updates skipped before this training
 
     def run(self, each_step: bool) -> Generator[Info]:
-        """Epoch after epoch, until a limit is reached or a stop is requested; gives its `info` where anything is due.
-
-        `each_step`: after every update.
-        """
+        """Trains until a limit is reached or a stop is requested; gives its `info` after updates, or `each_step`."""
         self._each_update |= each_step
         with self._session() as feed:
             try:

@@ -1,14 +1,15 @@
-"""An update by the trainer's `train_step`, which may be overridden."""
+"""An update by the trainer's `train_step`, which may be overridden: in a training, and by hand."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch import Batch
 from ..loss.outcome import Outcome, as_outcome
-from ..step import check
+from ..step import check, evaluate
+from ..step.arguments import deterministic_mode
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -28,3 +29,25 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
         updates.count += 1
     updates.watch(outcome)
     return outcome
+
+
+def step_by_hand(trainer: Trainer, batch: Batch) -> dict[str, Any]:
+    """One update without a training, by this worker's part of the batch; the losses by name."""
+    last, updates = trainer.last_training, trainer.updates
+    batch = trainer.workers.share(batch.to(trainer.device), trainer.model)
+    try:
+        if (streams := batch.streams) != last.streams:
+            for objective in trainer.objectives.values():
+                objective.prepare(streams, {})
+            last.streams = streams
+        plain = not trainer.has_own_train_step and all(each.training for each in trainer.all_modules)  # and stays so
+        with (
+            nullcontext() if plain else evaluate.mode(trainer.all_modules, training=True),
+            deterministic_mode(trainer.deterministic),
+        ):
+            outcome = update(trainer, batch)
+            updates.guard.settle()
+    except BaseException as error:
+        trainer.workers.mark_failed(error)
+        raise
+    return outcome.losses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +27,6 @@ from ..step.arguments import (
     by_key,
     check_optimizers,
     compile_in_place,
-    deterministic_mode,
     scorers,
     stays_ordinary,
 )
@@ -46,7 +44,7 @@ from ..workers.here import here
 from ..workers.strategy import Strategy
 from . import passes
 from .last import LastTraining
-from .own_step import update
+from .own_step import step_by_hand
 from .prepare import make_loop, make_workers
 from .setting import MADE_WITH, BetweenTrainings, OfUpdates, check_setting
 
@@ -241,23 +239,7 @@ class Trainer:
                 f"step(full_batch=True) takes exactly batch_size={wanted} samples, got {batch.rows}. Give it as "
                 "many; how many of them pass the model at once is microbatch=."
             )
-        batch = self.workers.share(batch.to(self.device), self.model)
-        try:
-            if (streams := batch.streams) != self.last_training.streams:
-                for objective in self.objectives.values():
-                    objective.prepare(streams, {})
-                self.last_training.streams = streams
-            plain = not self.has_own_train_step and all(each.training for each in self.all_modules)  # and stays so
-            with (
-                nullcontext() if plain else evaluate.mode(self.all_modules, training=True),
-                deterministic_mode(self.deterministic),
-            ):
-                outcome = update(self, batch)
-                self.updates.guard.settle()
-        except BaseException as error:
-            self.workers.mark_failed(error)
-            raise
-        return outcome.losses
+        return step_by_hand(self, batch)
 
     def train_step(self, batch: Batch) -> Outcome:
         """One update. Override it to do something before or after, or an update of your own instead.
