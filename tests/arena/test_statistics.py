@@ -86,11 +86,12 @@ def loaded(norm: nn.Module) -> None:
 
 @pytest.mark.parametrize("change", [replaced, other_memory, in_double, in_place, removed, loaded])
 @pytest.mark.parametrize("restore", ["restore", "select"])
+@pytest.mark.parametrize("packed", [True, False])
 def test_whatever_is_done_between_two_steps_is_what_a_failed_step_goes_back_to(
-    change: Callable[[nn.Module], None], restore: str
+    change: Callable[[nn.Module], None], restore: str, packed: bool
 ) -> None:
     model = network()
-    buffers = Buffers(model)
+    buffers = Buffers(model, packed=packed)
     buffers.save()
     passes(model)
     change(model[1])

@@ -1,7 +1,7 @@
 """A copy of a model's buffers, to undo a failed step."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,65 +18,53 @@ ALTERED = -1  # a version that no tensor has
 
 
 @dataclass(eq=False, slots=True)
-class _BufferPlace:
-    """A buffer's place in a module, and the tensor that stood there when it was saved."""
+class _Buffer:
+    """A buffer's place in a module, the tensor that stood there when it was saved, and a copy of what it held.
+
+    `watched`: whether it is looked at even if torch knows of no change, as batch norm and `.data` make them.
+    `value` is its part of a vector, at `address`; `before` is then a part of the vector's copy.
+    """
 
     name: str
     owned: dict[str, Any]
     key: str
     tensor: Tensor
+    watched: bool
+    before: Tensor
+    version: int
+    value: Tensor | None = None
+    address: int = 0
 
     @property
     def now(self) -> Any:
         """What stands there now."""
         return self.owned[self.key] if self.key in self.owned else None  # noqa: SIM401 - TorchScript has no `get`
 
-
-@dataclass(eq=False, slots=True)
-class _HomedBuffer(_BufferPlace):
-    """A buffer in a vector: its parts of the vector (`value`) and of the copy (`before`)."""
-
-    value: Tensor
-    before: Tensor
-    address: int
-
     def move_out(self) -> None:
         """Gives it memory of its own; what has strayed keeps what it has become."""
-        if self.tensor.data_ptr() == self.address:
+        if self.value is not None and self.tensor.data_ptr() == self.address:
             self.tensor.data = self.value.clone()
-
-
-@dataclass(eq=False, slots=True)
-class _LooseBuffer(_BufferPlace):
-    """A buffer by itself: its version when it was saved, and a copy.
-
-    `watched`: whether it is looked at even if torch knows of no change, as batch norm and `.data` make them.
-    """
-
-    watched: bool
-    version: int
-    before: Tensor
 
 
 class BufferVector:
     """Buffers of one dtype on one device, which are views of one vector until `release`, and a copy of it."""
 
-    def __init__(self, places: Sequence[_BufferPlace]) -> None:
-        tensors = [place.tensor for place in places]
+    def __init__(self, buffers: list[_Buffer]) -> None:
+        tensors = [buffer.tensor for buffer in buffers]
         *starts, end = aligned(tensors)
         self.values = torch.zeros(end, dtype=tensors[0].dtype, device=tensors[0].device)
         self.copy = torch.zeros_like(self.values)
         self.measured = self.values.is_floating_point()
-        self.homed: list[_HomedBuffer] = []
-        for place, tensor, start in zip(places, tensors, starts, strict=True):
-            value, before = view(self.values, tensor, start), view(self.copy, tensor, start)
-            value.copy_(tensor)
-            tensor.data = value
-            self.homed.append(_HomedBuffer(place.name, place.owned, place.key, tensor, value, before, value.data_ptr()))
+        self.buffers = buffers
+        for buffer, tensor, start in zip(buffers, tensors, starts, strict=True):
+            buffer.value, buffer.before = view(self.values, tensor, start), view(self.copy, tensor, start)
+            buffer.value.copy_(tensor)
+            tensor.data = buffer.value
+            buffer.address = tensor.data_ptr()
 
-    def strays(self) -> list[_HomedBuffer]:
+    def strays(self) -> list[_Buffer]:
         """The places at which another tensor stands, or whose tensor has got other memory."""
-        return [p for p in self.homed if p.owned.get(p.key) is not p.tensor or p.tensor.data_ptr() != p.address]
+        return [b for b in self.buffers if b.owned.get(b.key) is not b.tensor or b.tensor.data_ptr() != b.address]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """What was before the step, and what is now: of the vector, and of the places that have strayed from it."""
@@ -85,16 +73,9 @@ class BufferVector:
 
     def restore(self) -> None:
         self.values.copy_(self.copy)
-        for place in self.strays():
-            place.owned[place.key] = place.tensor
-            place.tensor.copy_(place.before)
-
-    def drop(self, place: _HomedBuffer) -> None:
-        """A buffer leaves the vector, with memory of its own."""
-        self.homed.remove(place)
-        place.move_out()
-        place.value.zero_()
-        place.before.zero_()
+        for buffer in self.strays():
+            buffer.owned[buffer.key] = buffer.tensor
+            buffer.tensor.copy_(buffer.before)
 
 
 class Buffers:
@@ -105,42 +86,45 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module, *, packed: bool = True) -> None:
-        found = list(_places(model))
-        holders = Counter(id(place.tensor) for place, _ in found)
-        groups: dict[tuple[torch.dtype, torch.device], list[_BufferPlace]] = {}
-        self._loose: list[_LooseBuffer] = []
-        for place, normalises in found:
-            tensor = place.tensor
+        places = list(_places(model))
+        holders = Counter(id(buffer.tensor) for buffer, _ in places)
+        groups: dict[tuple[torch.dtype, torch.device], list[_Buffer]] = {}
+        self._loose: list[_Buffer] = []
+        for buffer, normalises in places:
+            tensor = buffer.tensor
             if packed and normalises and holders[id(tensor)] == 1 and _is_packable(tensor):
-                groups.setdefault((tensor.dtype, tensor.device), []).append(place)
+                groups.setdefault((tensor.dtype, tensor.device), []).append(buffer)
             else:
-                self._loose.append(_loose(place, watched=normalises or tensor.numel() <= WATCHED))
-        self._vectors = [BufferVector(places) for places in groups.values()]
-        self.exist = bool(found)
+                buffer.before = buffer.before.clone()
+                self._loose.append(buffer)
+        self._vectors = [BufferVector(buffers) for buffers in groups.values()]
+        self.exist = bool(places)
         """Whether the model has any."""
         self._find_fractions()
 
     def save(self) -> None:
         """Before a step: what there is now is the state to go back to."""
         for vector in self._vectors:
-            for place in vector.strays():
-                vector.drop(place)
-                if isinstance(now := place.now, Tensor):
-                    place.tensor = now
-                    self._loose.append(_loose(place, watched=True))
-                    self._find_fractions()
+            for buffer in vector.strays():
+                self._take_out(vector, buffer, watched=True)
             vector.copy.copy_(vector.values)
         if self._loose:
             self._save_loose()
 
     def _save_loose(self) -> None:
         fresh, copies = [], []
-        for buffer in self._loose:
+        for buffer in list(self._loose):
             now = buffer.now
             if now is not buffer.tensor or now._version != buffer.version:
-                if not isinstance(now, Tensor):
+                if not isinstance(now, Tensor):  # it was removed
+                    self._loose.remove(buffer)
+                    self._find_fractions()
                     continue
-                if not _alike(now, buffer.before):
+                if (now.shape, now.dtype, now.device) != (
+                    buffer.before.shape,
+                    buffer.before.dtype,
+                    buffer.before.device,
+                ):
                     buffer.before = torch.empty_like(now)
                     self._find_fractions()
                 buffer.tensor, buffer.version = now, now._version
@@ -173,8 +157,8 @@ class Buffers:
     def release(self) -> None:
         """Gives every buffer memory of its own."""
         for vector in self._vectors:
-            for place in vector.homed:
-                place.move_out()
+            for buffer in vector.buffers:
+                buffer.move_out()
 
     def moved(self) -> list[Tensor]:
         """The buffers with fractions that the step at hand has changed, or may have; statistics as one vector."""
@@ -192,14 +176,12 @@ class Buffers:
         """
         found = []
         for vector in [vector for vector in self._vectors if vector.measured]:
-            for place in list(vector.homed):
-                now = place.now
-                if not isinstance(now, Tensor) or all_finite([now]):
-                    continue
-                if all_finite([place.before]):
-                    found.append(place.name)
-                elif now.shape == place.before.shape:
-                    self._unwatch(vector, place)
+            for buffer in list(vector.buffers):
+                if isinstance(buffer.now, Tensor) and not all_finite([buffer.now]):
+                    if all_finite([buffer.before]):
+                        found.append(buffer.name)
+                    else:  # its vector would never be finite
+                        self._take_out(vector, buffer, watched=False)
         for buffer, now in self._changed():
             if not all_finite([now]):
                 if all_finite([buffer.before]):
@@ -213,7 +195,7 @@ class Buffers:
         found = [pair for vector in self._vectors if vector.measured for pair in vector.pairs()]
         return found + [(buffer.before, now) for buffer, now in self._changed()] if self._fractions else found
 
-    def _changed(self) -> Iterator[tuple[_LooseBuffer, Tensor]]:
+    def _changed(self) -> Iterator[tuple[_Buffer, Tensor]]:
         for buffer in self._fractions:
             now = buffer.now
             if now is buffer.tensor:
@@ -222,12 +204,15 @@ class Buffers:
             elif isinstance(now, Tensor):
                 yield buffer, now
 
-    def _unwatch(self, vector: BufferVector, place: _HomedBuffer) -> None:
-        """A buffer that was not finite before the step leaves the vector, which would never be so otherwise."""
-        buffer = _loose(place, watched=False)
-        buffer.before.copy_(place.before)
-        buffer.version = ALTERED
-        vector.drop(place)
+    def _take_out(self, vector: BufferVector, buffer: _Buffer, *, watched: bool) -> None:
+        """A buffer leaves its vector, with memory of its own."""
+        vector.buffers.remove(buffer)
+        buffer.move_out()
+        before, value, buffer.value = buffer.before, buffer.value, None
+        assert value is not None
+        buffer.watched, buffer.version, buffer.before = watched, ALTERED, before.clone()
+        value.zero_()
+        before.zero_()
         self._loose.append(buffer)
         self._find_fractions()
 
@@ -235,18 +220,14 @@ class Buffers:
         self._fractions = [buffer for buffer in self._loose if buffer.before.is_floating_point()]
 
 
-def _places(model: nn.Module) -> Iterator[tuple[_BufferPlace, bool]]:
-    """Every place of a buffer, and whether it is batch normalisation's."""
+def _places(model: nn.Module) -> Iterator[tuple[_Buffer, bool]]:
+    """Every place of a buffer, not copied yet, and whether it is batch normalisation's."""
     for prefix, module in model.named_modules():
+        normalises = isinstance(module, _NormBase)
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                name = f"{prefix}.{key}" if prefix else key
-                yield _BufferPlace(name, module._buffers, key, buffer), isinstance(module, _NormBase)
-
-
-def _loose(place: _BufferPlace, *, watched: bool) -> _LooseBuffer:
-    tensor = place.tensor
-    return _LooseBuffer(place.name, place.owned, place.key, tensor, watched, tensor._version, tensor.detach().clone())
+                name, watched = f"{prefix}.{key}" if prefix else key, normalises or buffer.numel() <= WATCHED
+                yield _Buffer(name, module._buffers, key, buffer, watched, buffer.detach(), buffer._version), normalises
 
 
 def _is_packable(buffer: Tensor) -> bool:
@@ -257,7 +238,3 @@ def _is_packable(buffer: Tensor) -> bool:
     if shared or buffer.untyped_storage().nbytes() != buffer.nbytes:
         return False
     return buffer.numel() > 0 and extent(buffer) == buffer.numel()
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
