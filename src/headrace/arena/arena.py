@@ -87,8 +87,6 @@ class Arena:
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._segments: list[Segment] = []
-        self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
-        self._versions: list[int] = []
         self._filled = False
         self._hand_over()
         self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
@@ -101,7 +99,7 @@ class Arena:
     @property
     def addresses(self) -> Set[int]:
         """Where the gradients are that are stored in vectors."""
-        return {gradient.data_ptr() for _, _, gradient, _ in self._homes}
+        return {slot.gradient.data_ptr() for slot in self._slots}
 
     def begin(self, filled: bool = False) -> None:
         """Before an update: every parameter at home, and gradients at zero.
@@ -116,20 +114,19 @@ class Arena:
         self._filled = filled
         if filled:
             return
-        for param, address, _, _ in self._homes:
-            if param.data_ptr() != address:
-                self._bring_strays_home()
-                break
         for vector in self.vectors:
             vector.gradients.zero_()
-        self._versions = versions = []
-        for param, _, gradient, _ in self._homes:
-            versions.append(gradient._version)
-            if param.grad is not gradient:
-                param.grad = gradient if self.proven else None
-        for owned, key, slot in self._places:
-            if owned.get(key) is not slot.param:
-                take_back(owned, key, slot)
+            for slot in vector.slots:
+                param = slot.param
+                if param.data_ptr() != slot.address:
+                    bring_home(slot, vector)
+                gradient = slot.gradient
+                slot.version = gradient._version
+                if param.grad is not gradient:
+                    param.grad = gradient if self.proven else None
+                for owned, key in slot.owners:
+                    if owned.get(key) is not param:
+                        take_back(owned, key, slot)
         for param in self.loose:
             param.grad = None
 
@@ -140,16 +137,16 @@ class Arena:
         here, the homed ones and then the loose ones, and returns which were reached anywhere; it gives loose ones that
         were not reached here zeros of their own.
         """
-        reached, plain = [True] * len(self._homes), True
+        reached, plain = [True] * len(self._slots), True
         if self._filled:
-            for param, _, gradient, _ in self._homes:
-                if param.grad is not gradient:
-                    param.grad = gradient
+            for slot in self._slots:
+                if slot.param.grad is not slot.gradient:
+                    slot.param.grad = slot.gradient
         else:
-            for k, (param, _, gradient, _) in enumerate(self._homes):
-                if gradient._version <= self._versions[k]:
+            for k, slot in enumerate(self._slots):
+                if slot.gradient._version <= slot.version:
                     reached[k] = plain = False
-                elif param.grad is not gradient:
+                elif slot.param.grad is not slot.gradient:
                     plain = False
         if not plain:
             reached = self._take_in(reached)
@@ -171,7 +168,13 @@ class Arena:
         those of the segments follow from all updates before it, which a resumed training does not make again.
         """
         if self._pieces is None or self._pieces[0] != self._missing:
-            self._pieces = self._missing, list(self._side_by_side())
+            pieces, reached = [], set(self._slots) - self._missing
+            for vector, layout in zip(self.vectors, self._layout, strict=True):
+                for there, slots in groupby(layout, key=reached.__contains__):
+                    if there:
+                        first, *_, last = [*slots] * 2
+                        pieces.append(vector.gradients[first.start : last.stop])
+            self._pieces = self._missing, pieces
         return self._pieces[1] + _present(self.loose)
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,12 +186,6 @@ class Arena:
         """The names of parameters whose gradient is not finite."""
         gradients = ((p, p.grad) for p in self.params)
         return [self.names[p] for p, g in gradients if g is not None and not all_finite([g])]
-
-    def live_tensors(self) -> list[Tensor]:
-        """Everything an update changes: the optimizer's parameters as it sees them, and its state."""
-        handles = [param for group in self.optimizer.param_groups for param in group["params"]]
-        states = [self.optimizer.state.get(param, {}) for param in handles]
-        return [*handles, *(v for state in states for v in state.values() if isinstance(v, Tensor))]
 
     def discard(self) -> None:
         """Drops the gradients of a step that is not taken."""
@@ -209,7 +206,7 @@ class Arena:
                 segment.handle.grad, segment.gradient = None, vector.gradients
             for slot in vector.slots:
                 slot.gradient = vector.gradients
-        self._homes, self._pieces = [], None
+        self._pieces = None
         for vector in self.vectors:
             for segment in vector.segments:
                 unpack_state(segment, self.optimizer)
@@ -220,32 +217,23 @@ class Arena:
             group["params"] = params
         self.hooks.let_go()
 
-    def _bring_strays_home(self) -> None:
-        """Parameters whose memory was exchanged move into their vectors again."""
-        for vector in self.vectors:
-            for slot in vector.slots:
-                if slot.param.data_ptr() != slot.address:
-                    bring_home(slot, vector)
-        self._hand_over()
-
     def _take_in(self, reached: list[bool]) -> list[bool]:
         """The slow path begins: gradients from elsewhere are copied, what has sparse ones leaves its segment.
 
         Which of the homed parameters were reached.
         """
-        own = {slot for slot in self._slots if slot.param.grad is not None and slot.param.grad is not slot.gradient}
+        strays = [(slot, g) for slot in self._slots if (g := slot.param.grad) is not None and g is not slot.gradient]
         hit = {slot for slot, hit in zip(self._slots, reached, strict=True) if hit and slot.param.grad is not None}
-        sparse = {slot for slot in own if slot.param.grad is not None and slot.param.grad.is_sparse}
-        if dense := [slot for slot in self._slots if slot in own - sparse]:
-            torch._foreach_copy_([slot.gradient for slot in dense], _present(slot.param for slot in dense))
-            for slot in dense:
+        if dense := [(slot, gradient) for slot, gradient in strays if not gradient.is_sparse]:
+            torch._foreach_copy_([slot.gradient for slot, _ in dense], [gradient for _, gradient in dense])
+            for slot, _ in dense:
                 slot.param.grad = slot.gradient
-        for vector in self.vectors if sparse else ():
-            for slot in [slot for slot in vector.slots if slot in sparse]:
-                self._loosen(vector, slot)
-        if sparse:
+        if len(dense) < len(strays):
+            for slot in [slot for slot, gradient in strays if gradient.is_sparse]:
+                self._loosen(slot)
             self._hand_over()
-        return [slot in hit or slot in own for slot in self._slots]
+        hit |= {slot for slot, _ in strays}
+        return [slot in hit for slot in self._slots]
 
     def _collect_some(self, reached: list[bool]) -> list[Tensor]:
         """The slow path ends: parameters that miss the update leave their segments."""
@@ -261,14 +249,6 @@ class Arena:
             segment.handle.grad = None if segment.slots[0] in missing else segment.gradient
         self.proven = True
         return _present([*(segment.handle for segment in self._segments), *self.loose])
-
-    def _side_by_side(self) -> Iterator[Tensor]:
-        found = set(self._slots) - self._missing
-        for vector, layout in zip(self.vectors, self._layout, strict=True):
-            for there, slots in groupby(layout, key=lambda slot: slot in found):
-                if there:
-                    piece = list(slots)
-                    yield vector.gradients[piece[0].start : piece[-1].stop]
 
     def _adopt_new_groups(self) -> None:
         """Groups that were added to the optimizer meanwhile: their parameters stay as they are."""
@@ -286,12 +266,13 @@ class Arena:
             if param in self.optimizer.state:
                 yield param, self.optimizer.state[param]
 
-    def _loosen(self, vector: Vector, slot: Slot) -> None:
+    def _loosen(self, slot: Slot) -> None:
         """A parameter with sparse gradients: the optimizer steps it by itself."""
+        vector = next(vector for vector in self.vectors if slot in vector.slots)
         split(vector, self.optimizer, {slot})
-        alone = next(segment for segment in vector.segments if segment.slots == [slot])
-        unpack_state(alone, self.optimizer)
-        vector.segments.remove(alone)
+        segment = next(segment for segment in vector.segments if segment.slots == [slot])
+        unpack_state(segment, self.optimizer)
+        vector.segments.remove(segment)
         vector.slots.remove(slot)
         gradient = slot.param.grad
         slot.param.data = slot.value.clone()
@@ -306,11 +287,7 @@ class Arena:
             vectors = [vector for vector in self.vectors if vector.group == number]
             handles = [segment.handle for vector in vectors for segment in vector.segments]
             group["params"] = handles + [p for p in original if p in loose]
-        known = dict(zip(self._slots, self._versions, strict=True))
         self._slots = [slot for vector in self.vectors for slot in vector.slots]
-        self._homes = [(slot.param, slot.address, slot.gradient, slot) for slot in self._slots]
-        self._places = [(owned, key, slot) for slot in self._slots for owned, key in slot.owners]
-        self._versions = [known.get(slot, slot.gradient._version) for slot in self._slots]
         self._segments = [segment for vector in self.vectors for segment in vector.segments]
         self._pieces = None
 

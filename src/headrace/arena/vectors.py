@@ -28,7 +28,7 @@ Places = dict[nn.Parameter, tuple[str, list[Owner]]]
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One parameter's place in a vector."""
+    """One parameter's place in a vector. `version` is the gradient's before the backward pass."""
 
     name: str
     param: nn.Parameter
@@ -38,6 +38,7 @@ class Slot:
     value: Tensor
     gradient: Tensor
     address: int
+    version: int
 
 
 @dataclass(eq=False, slots=True)
@@ -113,7 +114,8 @@ def make_vector(
         param.data = value
         held = places[param][1] if param in places else []
         stop = start + param.numel()
-        vector.slots.append(Slot(names[param], param, held, start, stop, value, gradient, value.data_ptr()))
+        address, version = value.data_ptr(), gradient._version
+        vector.slots.append(Slot(names[param], param, held, start, stop, value, gradient, address, version))
     alike = groupby(vector.slots, key=lambda slot: _kind(slot, optimizer))
     vector.segments = [_make_segment(vector, list(slots), optimizer) for _, slots in alike]
     return vector
