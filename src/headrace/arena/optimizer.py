@@ -40,11 +40,9 @@ class OptimizerHooks:
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
         self._patched = self._make_step()
         self._ours = False
-        scheduled = self._outer is None or (
-            hasattr(self._outer, "_wrapped_by_lr_sched") and self._outer.__wrapped__ is type(optimizer).step
-        )
         self._method = type(optimizer).step
-        self._known = scheduled and _is_of_torch(self._method)
+        scheduled = hasattr(self._outer, "_wrapped_by_lr_sched") and vars(self._outer)["__wrapped__"] is self._method
+        self._known = (self._outer is None or scheduled) and _is_of_torch(self._method)
         bare = bare and self._known and not optimizer.defaults.get("differentiable")
         self._plain = inspect.unwrap(self._method) if bare else None
         self._listeners = (
@@ -206,48 +204,47 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
 
 def _check_by_trial(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], what: str) -> None:
-    """Raises unless saved hyperparameters make an update, of a small parameter, and the saved state is like its state.
+    """Raises unless saved hyperparameters make an update, of small parameters, and the saved state is like its state.
 
     Torch's own optimizers only: what others do when they are made is not known.
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
         return
-    tried: dict[Any, tuple[Tensor, dict[str, Any]] | None] = {}
-    for number, (now, before) in enumerate(zip(optimizer.param_groups, saved["groups"], strict=True)):
+    groups = list(zip(optimizer.param_groups, saved["groups"], strict=True))
+    for number, (now, before) in enumerate(groups):
         check(before, {key: maybe(like(value)) for key, value in now.items()}, f"{what}, group {number}")
-        for param in now["params"]:
-            alike = (number, param.ndim, param.dtype, param.device)
-            if alike not in tried:
-                tried[alike] = _after_update(optimizer, {**now, **before}, param)
-                if tried[alike] is None and _after_update(optimizer, now, param) is not None:
-                    raise CorruptError(
-                        f"{what} cannot go on: its saved hyperparameters, group {number}, make no update."
-                    )
-            name, trial = names[param], tried[alike]
-            if trial is not None and (state := saved["state"].get(name)):
-                for key, value in trial[1].items():
-                    if key not in state or not _is_like(state[key], value, trial[0], param):
-                        raise CorruptError(f"{what} cannot go on: its saved state of {name!r} has no {key!r} of use.")
+    states = _states_of_trial(optimizer, [{**now, **before} for now, before in groups])
+    if states is None and _states_of_trial(optimizer, optimizer.param_groups) is not None:
+        raise CorruptError(f"{what} cannot go on: its saved hyperparameters make no update.")
+    for param, state in (states or {}).items():
+        stored = saved["state"].get(names[param])
+        for key, value in state.items() if stored else ():
+            if key not in stored or not _is_like(stored[key], value, param):
+                raise CorruptError(f"{what} cannot go on: its saved state of {names[param]!r} has no {key!r} of use.")
 
 
-def _after_update(
-    optimizer: Optimizer, group: Mapping[str, Any], param: nn.Parameter
-) -> tuple[Tensor, dict[str, Any]] | None:
-    """A small parameter and what an optimizer like this remembers of it; `None` if it cannot make an update."""
-    shape = range(2, 2 + param.ndim)  # sizes that tell dimensions apart
-    small = nn.Parameter(torch.zeros(tuple(shape), dtype=param.dtype, device=param.device))
-    small.grad = torch.zeros_like(small)
+def _states_of_trial(
+    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> dict[nn.Parameter, dict[str, Any]] | None:
+    """What an optimizer like this remembers of small parameters; `None` if it cannot make an update."""
+    small = {p: torch.zeros(_small_shape(p), dtype=p.dtype, device=p.device) for g in groups for p in g["params"]}
+    for tensor in small.values():
+        tensor.grad = torch.zeros_like(tensor)
     try:
         make: Any = type(optimizer)
-        twin = make([{**group, "params": [small]}])
+        twin = make([{**group, "params": [small[param] for param in group["params"]]} for group in groups])
         for _ in range(2):  # some hyperparameters are not used by the first one
             twin.step()
     except Exception:
         return None
-    return small, dict(twin.state[small])
+    return {param: twin.state[tensor] for param, tensor in small.items()}
 
 
-def _is_like(saved: Any, made: Any, small: Tensor, param: Tensor) -> bool:
+def _small_shape(param: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, 2 + param.ndim))  # sizes that tell dimensions apart
+
+
+def _is_like(saved: Any, made: Any, param: Tensor) -> bool:
     """Whether a value is to a parameter what one is to the small parameter."""
     if not isinstance(made, Tensor):
         return saved is None or isinstance(saved, type(made))
@@ -255,7 +252,7 @@ def _is_like(saved: Any, made: Any, small: Tensor, param: Tensor) -> bool:
         return True
     if not isinstance(saved, Tensor) or saved.is_floating_point() != made.is_floating_point():
         return False
-    return made.shape != small.shape or saved.shape == param.shape
+    return made.shape != _small_shape(param) or saved.shape == param.shape
 
 
 def _apart(value: Any) -> Any:

@@ -108,14 +108,14 @@ def make_vector(
     room = values.new_zeros(end + SPARE)
     vector = Vector(group, values, room[SPARE:], room, [], [])
     for param, start in zip(params, starts, strict=True):
-        value, gradient = view(values, param, start), _own_version(vector.gradients, param, start)
+        value = view(values, param, start)
+        gradient = view(vector.gradients, param, start).data  # with a version that no other view shares
         value.copy_(param.detach())
         param.grad = None
         param.data = value
-        held = places[param][1] if param in places else []
-        stop = start + param.numel()
-        address, version = value.data_ptr(), gradient._version
-        vector.slots.append(Slot(names[param], param, held, start, stop, value, gradient, address, version))
+        places_of = places[param][1] if param in places else []
+        stop, address, version = start + param.numel(), value.data_ptr(), gradient._version
+        vector.slots.append(Slot(names[param], param, places_of, start, stop, value, gradient, address, version))
     alike = groupby(vector.slots, key=lambda slot: _kind(slot, optimizer))
     vector.segments = [_make_segment(vector, list(slots), optimizer) for _, slots in alike]
     return vector
@@ -129,11 +129,6 @@ def aligned(tensors: Sequence[Tensor]) -> list[int]:
 
 def view(vector: Tensor, param: Tensor, start: int) -> Tensor:
     return vector.as_strided(param.shape, param.stride(), vector.storage_offset() + start)
-
-
-def _own_version(gradients: Tensor, param: Tensor, start: int) -> Tensor:
-    """A parameter's view of the gradients, with a version counter that no other view shares."""
-    return view(gradients, param, start).data
 
 
 def overlapping(params: Iterable[nn.Parameter]) -> set[nn.Parameter]:
@@ -172,33 +167,34 @@ def bring_home(slot: Slot, vector: Vector) -> None:
 
     What exchanges a parameter's memory, as `.half().float()` does, may have exchanged its gradient's too.
     """
-    stray = slot.param.data
-    if _describe(stray) != _describe(slot.value):
-        raise ModelError(
-            f"parameter {slot.name!r} was {_describe(slot.value)} and is now {_describe(stray)}. "
-            "Call trainer.release() before changing the dtype, device or shape of a model in training."
-        )
-    slot.value.copy_(stray)
+    _adopt(slot, slot.param.data, "is now")
     slot.param.data = slot.value
-    slot.gradient = _own_version(vector.gradients, slot.param, slot.start)
+    slot.gradient = view(vector.gradients, slot.param, slot.start).data
 
 
 def take_back(owned: dict[str, Any], key: str, slot: Slot) -> None:
     """Another parameter object stands in the module: its values are adopted, the known object put back."""
-    other = owned.get(key)
-    if not isinstance(other, Tensor) or _describe(other) != _describe(slot.value):
-        came = _describe(other) if isinstance(other, Tensor) else type(other).__name__
-        raise ModelError(
-            f"parameter {slot.name!r} was {_describe(slot.value)} and was replaced by {came}. "
-            "Call trainer.release() before changing the structure of a model in training."
-        )
-    slot.value.copy_(other.detach())
+    other: Any = owned.get(key)
+    _adopt(slot, other, "was replaced by")
     slot.param.requires_grad_(other.requires_grad)
     owned[key] = slot.param
 
 
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device}"
+def _adopt(slot: Slot, other: Any, verb: str) -> None:
+    """Copies another tensor's values into the vector, if they fit there."""
+    before, now = _describe(slot.value), _describe(other)
+    if now != before:
+        raise ModelError(
+            f"parameter {slot.name!r} was {before} and {verb} {now}. Call trainer.release() before changing the "
+            "dtype, device, shape or structure of a model in training."
+        )
+    slot.value.copy_(other.detach())
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"
 
 
 def _make_segment(vector: Vector, slots: list[Slot], optimizer: Optimizer) -> Segment:
@@ -207,12 +203,12 @@ def _make_segment(vector: Vector, slots: list[Slot], optimizer: Optimizer) -> Se
     handle = nn.Parameter(vector.values[first.start : stop])
     states, packed = [optimizer.state.pop(slot.param, {}) for slot in slots], {}
     for key, value in states[0].items():
-        if not _is_elementwise(value, first.param):
+        if _is_elementwise(value, first.param):
+            packed[key] = torch.zeros(len(handle), dtype=value.dtype, device=value.device)
+            for slot, state in zip(slots, states, strict=True):
+                view(packed[key], slot.value, slot.start - first.start).copy_(state[key])
+        else:
             packed[key] = _copy(value)
-            continue
-        joined = packed[key] = torch.zeros(len(handle), dtype=value.dtype, device=value.device)
-        for slot, state in zip(slots, states, strict=True):
-            view(joined, slot.value, slot.start - first.start).copy_(state[key])
     if packed:
         optimizer.state[handle] = packed
     return Segment(slots, handle, vector.gradients[first.start : stop])
@@ -259,12 +255,10 @@ def _part(value: Any, segment: Segment, slot: Slot) -> Any:
 
 def split(vector: Vector, optimizer: Optimizer, apart: Set[Slot]) -> None:
     """Cuts segments where some of their parameters go separate ways; the state is split exactly."""
-    segments = []
+    segments: list[Segment] = []
     for segment in vector.segments:
-        pieces = [list(slots) for _, slots in groupby(segment.slots, key=lambda slot: slot in apart)]
-        if len(pieces) == 1:
-            segments.append(segment)
-            continue
-        unpack_state(segment, optimizer)
-        segments += [_make_segment(vector, slots, optimizer) for slots in pieces]
+        pieces = [list(slots) for _, slots in groupby(segment.slots, key=apart.__contains__)]
+        if len(pieces) > 1:
+            unpack_state(segment, optimizer)
+        segments += [_make_segment(vector, slots, optimizer) for slots in pieces] if len(pieces) > 1 else [segment]
     vector.segments = segments
