@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
-from .metrics import Compared, Metric, Metrics, OfOne
+from .metrics import Compared, Metrics, OfOne
 from .named import NamedMetric
+from .objects import Metric, ObjectMetric
 
 Wanted = OfOne | Mapping[str, str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]]
 
@@ -42,7 +43,9 @@ class MetricsByOutput:
 
     def mode(self, name: str) -> str:
         """Whether a metric should be small ("min") or large ("max"), where the object says so; else nothing."""
-        higher = getattr(self._wanted.get(name), "higher_is_better", None)  # torchmetrics' word for it
+        wanted = self._wanted.get(name)
+        metric = wanted.metric if isinstance(wanted, ObjectMetric) else None
+        higher = getattr(metric, "higher_is_better", None)  # torchmetrics' word for it
         return "" if higher is None else "max" if higher else "min"
 
     def kind(self, name: str) -> str:
@@ -92,7 +95,7 @@ class MetricsByOutput:
             part.join([state[name] for state in states if name in state], device)
 
     @property
-    def _wanted(self) -> dict[str, NamedMetric | Metric]:
+    def _wanted(self) -> dict[str, NamedMetric | ObjectMetric]:
         """All metrics by their names in reports."""
         return {_joint(of, name): metric for of, part in self.parts.items() for name, metric in part.wanted.items()}
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,8 +54,15 @@ class NamedMetric:
         found |= {"auroc": "scores", "confusion": "tables"}
         return found.get(self.base, f"counts:{self.top}")
 
-    def measure(self, task: Task, outputs: Tensor, targets: Tensor) -> Sums:
-        """Its quantity in one block of rows."""
+    keeps_state: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
+    saved_in: ClassVar[str] = "sums"
+
+    def reset(self) -> None:
+        """It holds nothing: what is added up are its `Sums`."""
+
+    def add(self, sums: Sums | None, task: Task, outputs: Tensor, targets: Tensor) -> Sums:
+        """Its quantity with one more block of rows."""
         if self.base in OF_CLASSES and task.kind == "regression":
             raise DataError(f"metric {self.text!r} needs classes as targets, got other numbers. Use mae, mse or r2.")
         if self.base == "iou" and task.kind == "multilabel":
@@ -64,10 +72,16 @@ class NamedMetric:
         if self.base == "top-k" and (task.size < max(2, self.top) or task.kind == "multilabel"):
             raise DataError(f"metric {self.text!r} needs a column of outputs for each of at least {self.top} classes.")
         measure = _MEASURES.get(self.quantity, partial(_count, top=self.top))
-        return measure(task, outputs, targets)
+        return self._merge(sums, measure(task, outputs, targets))
 
-    def merge(self, sums: Sums | None, more: Sums) -> Sums:
-        """Its quantity in both of two sets of rows."""
+    def state(self, sums: Sums) -> Sums:
+        return list(sums)
+
+    def join(self, sums: Sums | None, state: Sums, device: torch.device) -> Sums:
+        """Its quantity with that of other rows."""
+        return self._merge(sums, [each.to(device) for each in state])
+
+    def _merge(self, sums: Sums | None, more: Sums) -> Sums:
         if sums is None or self.quantity == "scores":
             return [*(sums or ()), *more]
         return _merged_variances(sums, more) if self.quantity == "variances" else list(map(operator.add, sums, more))
