@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -228,6 +229,10 @@ class Supervised(Objective):
 class WithTerms(Objective):
     """An objective with terms of a loss added: priors, and terms of the outputs that it shows."""
 
+    reads = property(attrgetter("objective.reads"))
+    ignores = property(attrgetter("objective.ignores"))
+    compares = property(attrgetter("objective.compares"))
+
     def __init__(self, objective: Objective, more: Sequence[Loss]) -> None:
         self.objective, self.loss = objective, Losses.of(more)
 
@@ -280,18 +285,6 @@ class WithTerms(Objective):
     @property
     def splits(self) -> bool:  # type: ignore[override]
         return self.objective.splits and all(loss.splits for loss in self.loss.values())
-
-    @property
-    def reads(self) -> str | None:  # type: ignore[override]
-        return self.objective.reads
-
-    @property
-    def ignores(self) -> int | None:  # type: ignore[override]
-        return self.objective.ignores
-
-    @property
-    def compares(self) -> bool:  # type: ignore[override]
-        return self.objective.compares
 
 
 def module_of(objective: Objective) -> nn.Module | None:
