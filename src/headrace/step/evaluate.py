@@ -21,7 +21,7 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.call import first_call
 from ..loss.metrics import BLOCK_BYTES
 from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
-from ..loss.outcome import LossSums, Outcome, as_outcome, record
+from ..loss.outcome import LossSums, Outcome, as_outcome, merged, record
 from .guard import Scalar
 from .precision import Precision
 from .tape.tapes import Tapes
@@ -54,18 +54,13 @@ def measure(
     scored: bool,
 ) -> Outcome:
     """The terms of one batch, and the outputs, which have to be there if they are `scored` by metrics."""
-    outcome, compared = Outcome({}), scoring(objectives)
+    outcomes, compared = {}, scoring(objectives)
     for key, objective in objectives.items():
         with precision.context():
-            terms = terms_of(objective, model, batch)
-            found = _read(terms, batch, read)
-            if scored and key == compared and not found.outputs:
-                found.outputs.append((objective.outputs(model, batch), batch))
-        outcome.outputs += found.outputs if key == compared else []
-        for name, term in found.terms.items():
-            full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
-            outcome.terms[full] = term
-    return outcome
+            outcome = outcomes[key] = _read(terms_of(objective, model, batch), batch, read)
+            if scored and key == compared and not outcome.outputs:
+                outcome.outputs.append((objective.outputs(model, batch), batch))
+    return outcome if len(outcomes) == 1 else merged(outcomes.items(), compared)
 
 
 def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scalar]) -> Outcome:
@@ -87,15 +82,6 @@ def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None])
         rows += batch.total
         if limit is not None and rows >= limit:
             return
-
-
-PassCallbacks = Callable[[Feed, Iterable[Batch]], Iterable[Batch]]
-"""Gives the batches of a pass, and calls callbacks after each."""
-
-
-def no_callbacks(feed: Feed, batches: Iterable[Batch]) -> Iterable[Batch]:
-    """Gives the batches of a pass, and calls nothing."""
-    return batches
 
 
 def outcomes_by_block(

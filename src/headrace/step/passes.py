@@ -46,7 +46,7 @@ class PassContext:
         self.is_sharing = False
         """Whether the workers have begun to add up the gradients of the update at hand."""
         self._steps, self._model, self._precision = steps, steps.model, steps.precision
-        self._context = None if steps.precision.is_plain else steps.precision.context
+        self._context = steps.precision.context if steps.precision.halves else None
         self._getters = steps.getters if scored else ()
         self._shared = SharedTerms(self.strategy, self.device) if self.strategy.shares_updates else None
         self.bad_workers = (lambda: "") if self._shared is None else self._shared.bad_workers

@@ -30,13 +30,8 @@ class Precision:
         return self._plain if self._dtype is None else torch.autocast(self._device, self._dtype)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether everything is computed as the model is: without autocast."""
-        return self._dtype is None
-
-    @property
     def halves(self) -> bool:
-        """Whether outputs come in half precision."""
+        """Whether the model is called under autocast, so that outputs come in half precision."""
         return self._dtype is not None
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import rewound
 from ..data.source import WHOLE, Source
@@ -42,7 +43,7 @@ def predict(trainer: Trainer, data: Any, batch_size: int | None, callbacks: Sequ
     source = _source_of(trainer, data, "predict", batch_size)
     objective = next(iter(trainer.eval_objectives.values()))
     with _once(trainer, source, batch_size) as feed:
-        batches = _with_callbacks(trainer, callbacks)(feed, feed)
+        batches = _with_callbacks(trainer, callbacks, feed, feed)
         tapes = trainer.updates.answers(objective, bool(callbacks))
         how = batches, trainer.precision, trainer.workers.gather, tapes
         return evaluate.predictions(objective, trainer.model, feed, *how)
@@ -64,7 +65,7 @@ def score(
     joins = not trainer.has_own_evaluate_step and len(trainer.eval_objectives) == 1
     with _once(trainer, source, batch_size, shares) as feed:
         limited = evaluate.limited(feed, limit, trainer.signals.check_scoring)
-        batches = _with_callbacks(trainer, callbacks)(feed, limited)
+        batches = _with_callbacks(trainer, callbacks, feed, limited)
         outcomes = evaluate.outcomes_by_batch(trainer.evaluate_step, batches)
         if joins and isinstance(objective, Supervised) and objective.joins:
             read, scored = trainer.updates.guard.read, metrics.targets
@@ -100,8 +101,10 @@ def _source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, l
     return source
 
 
-def _with_callbacks(trainer: Trainer, callbacks: Sequence[Callback]) -> evaluate.PassCallbacks:
-    """Calls callbacks along a pass over data."""
+def _with_callbacks(
+    trainer: Trainer, callbacks: Sequence[Callback], feed: Feed, batches: Iterable[Batch]
+) -> Iterable[Batch]:
+    """The batches of a pass, after each of which callbacks are called."""
     if not callbacks:
-        return evaluate.no_callbacks
-    return PassCallbacks(trainer, all_callbacks(callbacks, False, False, trainer.workers.comm.leader))
+        return batches
+    return PassCallbacks(trainer, all_callbacks(callbacks, False, False, trainer.workers.comm.leader))(feed, batches)
