@@ -61,28 +61,13 @@ class _Setting:
         loss.__dict__[self._name] = self._check(self._name, value)
 
 
-def setting(check: Check) -> Any:
-    """An attribute that is checked by this whenever it is set, also between two updates."""
-    return _Setting(check)
-
-
-def switch(name: str, value: Any) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}= is True or False, got {value!r}.")
-    return value
+setting: Callable[[Check], Any] = _Setting
+"""An attribute that is checked by this whenever it is set, also between two updates."""
 
 
 def one_of(*choices: str) -> Check:
     """One of these words."""
-    listed = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
-
-    def check(name: str, value: Any) -> Any:
-        if value not in choices:
-            raise ConfigError(f"{name}= is {listed}, got {value!r}.")
-        return value
-
-    return check
+    return _value(f"is {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}", choices.__contains__)
 
 
 def number(wanted: str, fits: Callable[[float], bool] = math.isfinite) -> Check:
@@ -105,11 +90,22 @@ def number(wanted: str, fits: Callable[[float], bool] = math.isfinite) -> Check:
     return check
 
 
-def label(name: str, value: Any) -> Any:
-    """A label, or none."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-        raise ConfigError(f"{name}= is a whole number or None, got {value!r}.")
-    return value
+def _value(wanted: str, fits: Callable[[Any], bool]) -> Check:
+    """A value that `fits`, which errors say by `wanted`."""
+
+    def check(name: str, value: Any) -> Any:
+        if not fits(value):
+            raise ConfigError(f"{name}= {wanted}, got {value!r}.")
+        return value
+
+    return check
+
+
+switch = _value("is True or False", lambda value: isinstance(value, bool))
+label = _value(
+    "is a whole number or None",
+    lambda value: value is None or (isinstance(value, Integral) and not isinstance(value, bool)),
+)
 
 
 def positive_weights(
