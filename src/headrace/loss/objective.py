@@ -116,10 +116,11 @@ class Supervised(Objective):
         self.splits = all(term.splits for term in self.loss.values())
         self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
-    def terms(self, model: nn.Module, batch: Batch) -> Terms:
-        if self._columns is None:
+    def terms(self, model: nn.Module, batch: Batch, outputs: Any = None) -> Terms:
+        """The terms of one microbatch; `outputs`: what the model returned, where it has been called already."""
+        if outputs is None and self._columns is None:
             outputs = self.call.known.get(tuple(batch.fields), self.call)(model, batch)
-        else:
+        elif outputs is None:
             outputs = self._first_call(model, batch)
         terms, dense = Terms(), not any(isinstance(field, Rows) for field in batch.fields.values())
         for name, loss in (self.loss if model.training else self._data_terms).items():
@@ -130,12 +131,6 @@ class Supervised(Objective):
     def answers(self, model: nn.Module, batch: Batch) -> Any:
         """What the model returns; for the first batch of a data set, only after a look at it."""
         return self.call(model, batch) if self._columns is None else self._first_call(model, batch)
-
-    def judge(self, model: nn.Module, outputs: Any, batch: Batch) -> Terms:
-        """The terms of outputs that are there already."""
-        terms = Terms((self.loss if model.training else self._data_terms).terms(model, outputs, batch))
-        terms.outputs = outputs
-        return terms
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
         return self.loss.weights(batch)

@@ -184,13 +184,6 @@ def ends(source: Source, name: str, limit: int | None = None) -> None:
         )
 
 
-def can_be_read(source: Source, name: str, categories: Categories | None, limit: int | None) -> None:
-    """Raises on data that cannot be scored or predicted after a training on data with these categories."""
-    positive("limit", limit, whole=True)
-    ends(source, name, limit)
-    same_categories(categories, source.read_by, name)
-
-
 def another(source: Source, train: Source, name: str) -> None:
     """Raises on a source that is pulled for the training already."""
     if source is train:
@@ -201,13 +194,11 @@ def another(source: Source, train: Source, name: str) -> None:
 
 def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) -> None:
     """Raises unless another data set has the streams of the training data."""
-    known, held = {s.name: s for s in train}, {s.name: s for s in other}
-    for stream in train:
-        if stream.name not in held:
-            raise DataError(f"the {name} data have no stream {stream.name!r}. They have: {', '.join(held)}.")
+    known, there = {s.name: s for s in train}, {s.name: s for s in other}
+    if missing := [stream for stream in known if stream not in there]:
+        raise DataError(f"the {name} data have no stream {missing[0]!r}. They have: {', '.join(there)}.")
     for stream in other:
-        expected = known.get(stream.name)
-        if expected is None:
+        if (expected := known.get(stream.name)) is None:
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
         if not stream.fits(expected):
             said = f"the {name} data have {stream} where the training data have {expected}. They must agree."

@@ -21,7 +21,7 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.call import first_call
 from ..loss.metrics import BLOCK_BYTES
 from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
-from ..loss.outcome import LossSums, Outcome, as_outcome, merged, record
+from ..loss.outcome import LossSums, Outcome, merged, record
 from .guard import Scalar
 from .precision import Precision
 from .tape.tapes import Tapes
@@ -105,7 +105,7 @@ def outcomes_by_block(
     streams = list(dict.fromkeys([*objective.compared(), *scored]))
     for outputs, batch in _blocks(((outputs_of(batch), batch) for batch in batches), streams):
         with precision.context():
-            yield _read(objective.judge(model, outputs, batch), batch, read)
+            yield _read(objective.terms(model, batch, outputs), batch, read)
 
 
 def _blocks(pairs: Iterable[tuple[Any, Batch]], streams: Sequence[str]) -> Iterator[tuple[Any, Batch]]:
@@ -136,12 +136,6 @@ def _blocks(pairs: Iterable[tuple[Any, Batch]], streams: Sequence[str]) -> Itera
 def _joined_block(block: Sequence[tuple[Tensor, Batch]]) -> tuple[Tensor, Batch]:
     batches = [batch for _, batch in block]
     return torch.cat([outputs for outputs, _ in block]), Batch(concat(batches), sum(batch.rows for batch in batches))
-
-
-def outcomes_by_batch(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
-    """The outcomes of a pass whose batches are scored by `evaluate_step`."""
-    for batch in batches:
-        yield as_outcome(step(batch), "evaluate_step", batch)
 
 
 AddUp = Callable[[LossSums, MetricsByOutput], tuple[dict[str, float], dict[str, Any]]]

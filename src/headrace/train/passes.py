@@ -11,6 +11,7 @@ from ..data.feed import Feed
 from ..data.reader import rewound
 from ..data.source import WHOLE, Source
 from ..loss.objective import Supervised, measured_by, scoring
+from ..loss.outcome import Outcome, as_outcome
 from ..step import check, evaluate
 from ..step.arguments import data_sets, source_on
 from ..step.weights import categories_of
@@ -66,7 +67,9 @@ def score(
     with _once(trainer, source, batch_size, shares) as feed:
         limited = evaluate.limited(feed, limit, trainer.signals.check_scoring)
         batches = _with_callbacks(trainer, callbacks, feed, limited)
-        outcomes = evaluate.outcomes_by_batch(trainer.evaluate_step, batches)
+        outcomes: Iterable[Outcome] = (
+            as_outcome(trainer.evaluate_step(batch), "evaluate_step", batch) for batch in batches
+        )
         if joins and isinstance(objective, Supervised) and objective.joins:
             read, scored = trainer.updates.guard.read, metrics.targets
             tapes = trainer.updates.answers(objective, bool(callbacks))
@@ -97,7 +100,9 @@ def _source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, l
     check.positive("batch_size", batch_size, whole=True)
     known = categories_of(trainer.model)
     source = source_on(data, trainer.device, name, categories=known)
-    check.can_be_read(source, name, known, limit)
+    check.positive("limit", limit, whole=True)
+    check.ends(source, name, limit)
+    check.same_categories(known, source.read_by, name)
     return source
 
 
