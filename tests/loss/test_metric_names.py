@@ -30,6 +30,12 @@ def score(wanted: Any, outputs: Tensor, targets: Tensor, reads: str | None = Non
     return metrics.compute()
 
 
+def test_an_object_may_be_called_as_what_another_metric_adds_up() -> None:
+    metrics = Metrics({"counts:1": Recorder(), "accuracy": "accuracy"}, "classes")
+    metrics.add(X, X.argmax(1))
+    assert metrics.compute() == {"counts:1": [len(X)], "accuracy": 1.0}
+
+
 def test_a_fresh_one_is_empty_and_independent() -> None:
     own = Recorder()
     metrics = Metrics({"accuracy": "accuracy", "own": own})

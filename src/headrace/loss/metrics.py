@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, HeadraceError
-from .named import NamedMetric, check_reads
+from .named import Key, NamedMetric, check_reads
 from .objects import Metric, ObjectMetric
 from .task import Task
 
@@ -51,7 +51,7 @@ class Metrics:
         self.compared: Compared | None = None
         """What they look at; unknown until they are made for a training."""
         self._task: Task | None = None
-        self._sums: dict[str, Any] = {}  # by quantity
+        self._sums: dict[Key, Any] = {}
         self._block: list[tuple[Tensor, Tensor]] = []
         self._bytes = 0
         self._holds = False
@@ -86,9 +86,9 @@ class Metrics:
         self._feed()
         found = {}
         for name, metric in self.wanted.items():
-            if self._task is not None and metric.quantity in self._sums:
+            if self._task is not None and metric.key in self._sums:
                 with _naming(name):
-                    found[name] = _plain(metric.value(self._task, self._sums[metric.quantity]))
+                    found[name] = _plain(metric.value(self._task, self._sums[metric.key]))
         return found
 
     def reset(self) -> None:
@@ -104,9 +104,10 @@ class Metrics:
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the block that is not full yet included."""
         states: dict[str, dict[str, Any]] = {"sums": {}, "live": {}}
-        for quantity, metric in self._quantities.items():
-            if quantity in self._sums and metric.keeps_state:
-                states[metric.saved_in][quantity] = metric.state(self._sums[quantity])
+        for key, metric in self._by_key.items():
+            if key in self._sums and metric.keeps_state:
+                part, name = key
+                states[part][name] = metric.state(self._sums[key])
         block = [part for pair in self._joined() for part in pair]
         return {"task": None if self._task is None else asdict(self._task), "block": block, **states}
 
@@ -122,10 +123,10 @@ class Metrics:
             raise DataError(f"workers see different things: {' and '.join(map(str, tasks))}. Say reads= in the loss.")
         self._task = tasks[0] if tasks else self._task
         for state in states:
-            for quantity, metric in self._quantities.items():  # the metrics of a run may change
-                more = state[metric.saved_in].get(quantity)
+            for (part, name), metric in self._by_key.items():  # the metrics of a run may change
+                more = state[part].get(name)
                 if more is not None and more != []:
-                    self._sums[quantity] = metric.join(self._sums.get(quantity), more, device)
+                    self._sums[part, name] = metric.join(self._sums.get((part, name)), more, device)
             for outputs, target in zip(state["block"][::2], state["block"][1::2], strict=True):
                 self.add(outputs.to(device), target.to(device))
 
@@ -135,15 +136,14 @@ class Metrics:
         for outputs, targets in block:
             if self._task is None:
                 self._task = Task.of(outputs, targets, self._reads, self._ignore)
-            for quantity, metric in self._quantities.items():
+            for key, metric in self._by_key.items():
                 with _naming(metric.text):
-                    sums = self._sums.get(quantity)
-                    self._sums[quantity] = metric.add(sums, self._task, outputs, targets)
+                    self._sums[key] = metric.add(self._sums.get(key), self._task, outputs, targets)
 
     @property
-    def _quantities(self) -> dict[str, "NamedMetric | ObjectMetric"]:
-        """What is added up: for each quantity one of the metrics that need it."""
-        return {metric.quantity: metric for metric in self.wanted.values()}
+    def _by_key(self) -> dict[Key, NamedMetric | ObjectMetric]:
+        """Of the metrics that need the same sums one, which adds them up."""
+        return {metric.key: metric for metric in self.wanted.values()}
 
     def _joined(self) -> list[tuple[Tensor, Tensor]]:
         """What waits to be fed: the batches one after the other are joined whose rows have the same shapes."""

@@ -13,6 +13,8 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, unknown
 from .task import READS, Task, are_indices
 
+Key = tuple[str, str]
+"""By which sums are kept: the part of a saved state that they belong to, and their name in it."""
 Sums = list[Tensor]
 """What a quantity has come to: tensors that are added up, joined or merged with those of other rows."""
 
@@ -56,7 +58,10 @@ class NamedMetric:
 
     keeps_state: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
-    saved_in: ClassVar[str] = "sums"
+
+    @property
+    def key(self) -> Key:
+        return "sums", self.quantity
 
     def reset(self) -> None:
         """It holds nothing: what is added up are its `Sums`."""

@@ -22,13 +22,9 @@ class Metric(Protocol):
 class ObjectMetric:
     """A metric object with the interface of a `NamedMetric`; its sums are the object itself."""
 
-    saved_in = "live"
-    """The part of a saved state that has the states of objects; that of sums has lists of tensors."""
-
     def __init__(self, name: str, metric: Any) -> None:
         self.text, self.metric = name, metric
-        self.quantity = f"object {name}"
-        """No other metric shares what the object adds up."""
+        self.key = "live", name
         self._is_of_torchmetrics = any(
             kind.__module__.startswith("torchmetrics.") and kind.__name__ == "Metric" for kind in type(metric).__mro__
         )
