@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from .momentum import MomentumSGD
 from .optimizer import OptimizerHooks, by_name
 from .vectors import (
-    Segment,
     Slot,
     Vector,
     bring_home,
@@ -83,10 +82,8 @@ class Arena:
         self._layout = [list(vector.slots) for vector in self.vectors]
         homed = [slot.param for slots in self._layout for slot in slots]
         self._rank = {param: k for k, param in enumerate([*self.loose, *homed])}
-        self._slots: list[Slot] = []
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
-        self._segments: list[Segment] = []
         self._filled = False
         self._hand_over()
         self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)

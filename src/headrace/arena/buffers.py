@@ -71,12 +71,6 @@ class BufferVector:
         strays = [(stray.before, stray.now) for stray in self.strays()]
         return [(self.copy, self.values), *(pair for pair in strays if isinstance(pair[1], Tensor))]
 
-    def restore(self) -> None:
-        self.values.copy_(self.copy)
-        for buffer in self.strays():
-            buffer.owned[buffer.key] = buffer.tensor
-            buffer.tensor.copy_(buffer.before)
-
 
 class Buffers:
     """The copy of a model's buffers as they were before the step at hand, and the buffers that are kept in vectors.
@@ -139,7 +133,10 @@ class Buffers:
         """After a step that failed: as they were before it."""
         with torch.no_grad():
             for vector in self._vectors:
-                vector.restore()
+                vector.values.copy_(vector.copy)
+                for buffer in vector.strays():
+                    buffer.owned[buffer.key] = buffer.tensor
+                    buffer.tensor.copy_(buffer.before)
             for buffer in self._loose:
                 buffer.owned[buffer.key] = buffer.tensor
                 if buffer.tensor.numel() <= SMALL or buffer.tensor._version != buffer.version:

@@ -1,6 +1,6 @@
 """A model as a strategy sees it: what is trained and what is measured, as a few long vectors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,12 @@ class Replica:
     @property
     def statistics(self) -> list[Tensor]:
         """Floating-point buffers, as those of batch normalisation."""
-        return [buffer for _, buffer in self._buffers() if _is_measured(buffer)]
+        return [buffer for buffer in self._model.buffers() if _is_measured(buffer)]
 
     @property
     def counts(self) -> list[Tensor]:
         """Buffers that count."""
-        return [buffer for _, buffer in self._buffers() if not _is_measured(buffer)]
+        return [buffer for buffer in self._model.buffers() if not _is_measured(buffer)]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -43,15 +43,15 @@ class Replica:
 
     def by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Tensors like `tensors`, or like `values`, by the names of parameters and buffers, as views."""
-        left = iter(tensors)
+        remaining = iter(tensors)
         found: dict[str, Tensor] = {}
         for arena in self._arenas():
             for vector in arena.vectors:
-                flat = next(left)
+                flat = next(remaining)
                 found |= {slot.name: view(flat, slot.value, slot.start) for slot in vector.slots}
         for arena in self._arenas():
-            found |= {arena.names[param]: next(left) for param in arena.loose}
-        return found | dict(zip(self._statistics_names(), left, strict=False))
+            found |= {arena.names[param]: next(remaining) for param in arena.loose}
+        return found | dict(zip(self._statistics_names(), remaining, strict=False))
 
     def joined(self, named: Mapping[str, Tensor]) -> list[Tensor]:
         """Tensors like `tensors`, or like `values` where there are no others, of what `by_name` gave."""
@@ -72,11 +72,8 @@ class Replica:
         for arena in self._arenas():
             arena.optimizer.state.clear()
 
-    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        return ((plain_name(name), buffer) for name, buffer in self._model.named_buffers())
-
     def _statistics_names(self) -> list[str]:
-        return [name for name, buffer in self._buffers() if _is_measured(buffer)]
+        return [plain_name(name) for name, buffer in self._model.named_buffers() if _is_measured(buffer)]
 
 
 def _is_measured(buffer: Tensor) -> bool:
