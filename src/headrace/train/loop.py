@@ -165,6 +165,7 @@ class Loop:
             self._checkpointer.wait()  # whatever is reported from now on has a checkpoint before it
         else:
             self._go_on(resumed)
+        self._look_at_train_step()
         feed.share(self._workers.trains)
 
     def _load(self, feed: Feed) -> Resumed | None:
@@ -298,11 +299,12 @@ class Loop:
     def _is_due(self, batch: Batch, feed: Feed) -> bool:
         """Whether anything may be due after this update. Of what is not, none is before `_next`, or before `_look_at`.
 
-        Nothing of the user's is called in between, so that updates stay prepared.
+        No callback is called in between, so that updates stay prepared; a model or a loss may still ask for things.
         """
-        counters = self._info.counters
-        quiet = counters.steps < self._next and batch.samples == self._samples and not self._each_update
-        if quiet and not (batch.ends_epoch or feed.ends_macrobatch or self._signals.why):
+        info = self._info
+        quiet = info.step < self._next and batch.samples == self._samples and not self._each_update
+        wanted = info.stopping or info.asked or info.extra_numbers or self._signals.why
+        if quiet and not (batch.ends_epoch or feed.ends_macrobatch or wanted):
             return time.perf_counter() > self._look_at
         return True
 

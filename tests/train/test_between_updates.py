@@ -1,0 +1,79 @@
+"""What code of the user's asks for in the middle of an update is done, and what it replaces is used from then on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+
+X = torch.randn(320, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+class Asking(nn.Module):
+    """A model that does something in its forward pass of this number."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.at, self.calls = nn.Linear(4, 2), at, 0
+        self.ask: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.ask is not None:
+            self.calls += 1
+            if self.calls == self.at:
+                self.ask()
+        found: Tensor = self.inner(x)
+        return found
+
+
+def made(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2) if model is None else model
+    return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=16, **options)
+
+
+def train(trainer: hr.Trainer, how: str, **options: Any) -> list[dict[str, Any]]:
+    if how == "fit":
+        trainer.fit((X, Y), epochs=1, progress=False, **options)
+    else:
+        for _ in trainer.steps((X, Y), epochs=1, **options):
+            pass
+    return trainer.history.rows
+
+
+def asked(what: str, how: str) -> list[dict[str, Any]]:
+    model = Asking(at=7)
+    trainer = made(model, macrobatch=320)
+    asks = {
+        "stop": lambda: trainer.info.stop("enough"),  # type: ignore[union-attr]
+        "log": lambda: trainer.info.log({"seen": 7}),  # type: ignore[union-attr]
+        "rate": lambda: trainer.info.set_rate(0.001),  # type: ignore[union-attr]
+        "freeze": lambda: trainer.info.freeze("inner.bias"),  # type: ignore[union-attr]
+    }
+    model.ask = asks[what]
+    return train(trainer, how)
+
+
+@pytest.mark.parametrize("what", ["stop", "log", "rate", "freeze"])
+def test_what_a_model_asks_for_within_an_update_is_done_after_it(what: str) -> None:
+    assert asked(what, "fit") == asked(what, "steps") != []
+
+
+def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_update(tmp_path: Path) -> None:
+    made().fit((X, Y), steps=5, progress=False, run=tmp_path / "run", checkpoint_every="5 steps")
+    calls: list[int] = []
+
+    class Replaces(hr.Callback):
+        each_step = False
+
+        def on_fit_start(self, info: hr.Info) -> None:
+            original = info.trainer.train_step
+            info.trainer.train_step = lambda batch: [calls.append(info.step), original(batch)][1]
+
+    made().fit((X, Y), steps=9, progress=False, run=tmp_path / "run", callbacks=[Replaces()])
+    assert calls == [5, 6, 7, 8]
