@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headrace as hr
@@ -77,3 +78,33 @@ def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_up
 
     made().fit((X, Y), steps=9, progress=False, run=tmp_path / "run", callbacks=[Replaces()])
     assert calls == [5, 6, 7, 8]
+
+
+class ByOutputs(hr.Objective):
+    """A mean whose weight the outputs tell, and which the update before has changed."""
+
+    splits = True
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        outputs = model(batch["x"])
+        each = outputs.detach()[:, 0].abs() + 0.1
+        return {"loss": hr.Term((each * F.cross_entropy(outputs, batch["y"], reduction="none")).sum(), each.sum())}
+
+
+class Twice(hr.Trainer):
+    def train_step(self, batch: hr.Batch) -> Any:
+        super().train_step(batch)
+        return super().train_step(batch)
+
+
+def twice() -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).double()
+    trainer = Twice(model, ByOutputs(), torch.optim.SGD(model.parameters(), 0.5), batch_size=16, inputs="x")
+    trainer.fit((X.double(), Y), epochs=1, progress=False)
+    return [*trainer.history["train/loss"], *model.weight.flatten().tolist()]
+
+
+def test_workers_divide_a_second_update_of_a_batch_by_its_weights() -> None:
+    one, shared = hr.launch(twice), hr.launch(twice, workers=2)
+    assert shared == pytest.approx(one, rel=1e-9)

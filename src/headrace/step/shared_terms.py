@@ -72,6 +72,7 @@ class SharedTerms:
         for name, total in zip(self._names, found[1:], strict=True):
             coefficient, counts, summed = self._facts.get(name, (1.0, True, False))
             outcome.terms[name] = Term(total, self._divisors[name], coefficient, counts=counts, summed=summed)
+        self._batch = None  # another update of this batch may have other weights
         return {"a buffer of some worker": found[0]}
 
     def bad_workers(self) -> str:
