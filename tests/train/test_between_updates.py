@@ -80,6 +80,27 @@ def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_up
     assert calls == [5, 6, 7, 8]
 
 
+def test_steps_that_are_replaced_in_trainer_itself_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    train_step, evaluate_step = hr.Trainer.train_step, hr.Trainer.evaluate_step
+    monkeypatch.setattr(
+        hr.Trainer, "train_step", lambda self, batch: [calls.append("train"), train_step(self, batch)][1]
+    )
+    monkeypatch.setattr(
+        hr.Trainer, "evaluate_step", lambda self, batch: [calls.append("evaluate"), evaluate_step(self, batch)][1]
+    )
+    made().fit((X, Y), (X[:32], Y[:32]), epochs=1, progress=False)
+    assert calls == ["train"] * 20 + ["evaluate"] * 2
+
+
+def test_an_evaluate_step_that_is_replaced_on_a_trainer_is_used() -> None:
+    trainer, calls = made(), list[int]()
+    original = trainer.evaluate_step
+    trainer.evaluate_step = lambda batch: [calls.append(batch.rows), original(batch)][1]  # type: ignore[assignment]
+    trainer.validate((X[:40], Y[:40]))
+    assert calls == [16, 16, 8]
+
+
 class ByOutputs(hr.Objective):
     """A mean whose weight the outputs tell, and which the update before has changed."""
 
@@ -108,3 +129,20 @@ def twice() -> list[Any]:
 def test_workers_divide_a_second_update_of_a_batch_by_its_weights() -> None:
     one, shared = hr.launch(twice), hr.launch(twice, workers=2)
     assert shared == pytest.approx(one, rel=1e-9)
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["updates", "workers", "use", "all_modules", "batch_sizes", "resume_settings"])
+def test_a_subclass_cannot_give_a_part_of_the_trainer_another_meaning(name: str) -> None:
+    with pytest.raises(hr.ConfigError, match=f"'{name}' is a part of every trainer"):
+        type("Other", (hr.Trainer,), {name: 4})
+
+    class Sets(hr.Trainer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            setattr(self, name, [])
+
+    with pytest.raises(hr.ConfigError, match=f"'{name}' is a part of every trainer"):
+        Sets(nn.Linear(2, 2))

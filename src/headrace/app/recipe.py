@@ -230,7 +230,7 @@ def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
 def set_strategy(trainer: Trainer, strategy: Strategy) -> None:
     """From now on the trainer is as if it had been made with this strategy."""
     trainer.work_with(strategy)
-    trainer.resume_settings = trainer.resume_settings | {"strategy": config.plain(strategy)}
+    vars(trainer)["resume_settings"] = trainer.resume_settings | {"strategy": config.plain(strategy)}
 
 
 class _RecipeWriter(Callback):

@@ -20,6 +20,11 @@ MADE_WITH = (
     *("eval_loss", "arena", "tape", "objectives", "optimizers", "eval_objectives"),
 )
 """What stays as it was given."""
+OF_TRAINER = (
+    *("updates", "workers", "signals", "use", "last_training", "all_modules", "resume_settings", "made_with"),
+    *("is_made", "batch_sizes", "find_workers", "work_with", "has_own_train_step", "has_own_evaluate_step"),
+)
+"""Names of a trainer's own parts, by which others find them."""
 
 
 class BetweenTrainings:
@@ -70,10 +75,28 @@ class OfUpdates:
                 _remember(trainer, self.name, value)
 
 
+def check_change(name: str) -> None:
+    """Raises on an attribute that a trainer, once it is made, does not let anybody set."""
+    if name in MADE_WITH:
+        raise ConfigError(f"{name} is what a trainer is made with, and stays as it is. Make another Trainer with it.")
+    if name in OF_TRAINER:
+        raise _taken(name)
+
+
+def check_names(kind: type) -> None:
+    """Raises on a class of trainers that gives a part of `Trainer` another meaning."""
+    if taken := [name for name in OF_TRAINER if name in vars(kind)]:
+        raise _taken(taken[0])
+
+
+def _taken(name: str) -> ConfigError:
+    return ConfigError(f"{name!r} is a part of every trainer, which it works with. Choose another name.")
+
+
 def _remember(trainer: Trainer, name: str, value: Any) -> None:
     """A run that begins from now on is resumed with this value."""
     if name in trainer.resume_settings:
-        trainer.resume_settings = trainer.resume_settings | {name: config.plain(value)}
+        vars(trainer)["resume_settings"] = trainer.resume_settings | {name: config.plain(value)}
 
 
 def check_setting(name: str, value: Any) -> None:

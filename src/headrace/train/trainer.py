@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..data.batch import Batch
 from ..data.read_by import nulls_of
 from ..data.staging import BatchSize, Sizes
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..length import Length, whole
 from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
@@ -46,7 +46,7 @@ from . import passes
 from .last import LastTraining
 from .own_step import step_by_hand
 from .prepare import make_loop, make_workers
-from .setting import MADE_WITH, BetweenTrainings, OfUpdates, check_setting
+from .setting import BetweenTrainings, OfUpdates, check_change, check_names, check_setting
 
 if TYPE_CHECKING:
     from .find import BatchFinding, LrFinding
@@ -155,11 +155,13 @@ class Trainer:
             compile_in_place(model)
         self.is_made = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        check_names(cls)
+        super().__init_subclass__(**options)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.is_made and name in MADE_WITH:
-            raise ConfigError(
-                f"{name} is what a trainer is made with, and stays as it is. Make another Trainer with it."
-            )
+        if self.is_made:
+            check_change(name)
         super().__setattr__(name, value)
 
     # --- what there is to know ----------------------------------------------------------------------------
@@ -208,12 +210,12 @@ class Trainer:
     @property
     def has_own_train_step(self) -> bool:
         """Whether somebody has overridden `train_step`."""
-        return getattr(self.train_step, "__func__", None) is not Trainer.train_step
+        return getattr(self.train_step, "__func__", None) is not _TRAIN_STEP
 
     @property
     def has_own_evaluate_step(self) -> bool:
         """Whether somebody has overridden `evaluate_step`."""
-        return type(self).evaluate_step is not Trainer.evaluate_step
+        return getattr(self.evaluate_step, "__func__", None) is not _EVALUATE_STEP
 
     @property
     def batch_sizes(self) -> Sizes:
@@ -380,5 +382,8 @@ class Trainer:
 
     def work_with(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
-        self._wanted, self.workers = strategy, make_workers(strategy, self.device)
+        self._wanted, vars(self)["workers"] = strategy, make_workers(strategy, self.device)
         self.updates.strategy = vars(self)["strategy"] = self.workers.strategy
+
+
+_TRAIN_STEP, _EVALUATE_STEP = Trainer.train_step, Trainer.evaluate_step  # somebody may replace them here, too
