@@ -302,7 +302,7 @@ class Loop:
         No callback is called in between, so that updates stay prepared; a model or a loss may still ask for things.
         """
         info = self._info
-        quiet = info.step < self._next and batch.samples == self._samples and not self._each_update
+        quiet = info.counters.steps < self._next and batch.samples == self._samples and not self._each_update
         wanted = info.stopping or info.asked or info.extra_numbers or self._signals.why
         if quiet and not (batch.ends_epoch or feed.ends_macrobatch or wanted):
             return time.perf_counter() > self._look_at
