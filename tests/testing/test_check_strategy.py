@@ -31,8 +31,6 @@ GOOD: dict[str, Callable[[], Strategy]] = {
     "block momentum": lambda: BlockMomentum("3 steps"),
     "cntk": lambda: BlockMomentum("24 samples", nesterov=True, form="cntk"),
     "diloco": lambda: DiLoCo("3 steps"),
-    "alone at first": lambda: Periodic("3 steps", start_after="4 steps"),
-    "alone for an epoch": lambda: Synchronous(start_after="1 epoch"),
     "elastic": lambda: Elastic("3 steps"),
     "dislib's merge": lambda: Elastic("2 steps", alpha=0.5, take_center=True),
     "asynchronous": lambda: Asynchronous("2 steps"),

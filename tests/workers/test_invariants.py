@@ -181,17 +181,14 @@ def outer(params: Any) -> torch.optim.Optimizer:
 
 STRATEGIES: dict[str, Make] = {
     "synchronous": hr.Synchronous,
-    "synchronous, later": lambda: hr.Synchronous(start_after="3 steps"),
     "periodic": lambda: hr.Periodic("3 steps"),
     "periodic, epochs": hr.Periodic,
     "periodic, once": lambda: hr.Periodic("end"),
     "periodic, outer": lambda: hr.Periodic("2 steps", outer=outer),
-    "periodic, later": lambda: hr.Periodic("2 steps", start_after="3 steps"),
     "block momentum": lambda: hr.BlockMomentum("3 steps", nesterov=True),
     "block momentum, fading": lambda: hr.BlockMomentum("2 steps", time_constant=40, reset_inner=False),
     "block momentum, cntk": lambda: hr.BlockMomentum("24 samples", form="cntk"),
     "DiLoCo": lambda: hr.DiLoCo("3 steps"),
-    "DiLoCo, later": lambda: hr.DiLoCo("3 steps", start_after="2 steps"),
     "elastic": lambda: hr.Elastic("3 steps"),
     "elastic, taking": lambda: hr.Elastic("3 steps", alpha=0.5, take_center=True),
     "elastic, epochs": lambda: hr.Elastic("1 epoch"),
@@ -223,7 +220,7 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
         same(whole, resumed)
 
 
-CORE = ["DiLoCo, later", "block momentum, fading", "elastic", "asynchronous, compensating"]
+CORE = ["DiLoCo", "block momentum, fading", "elastic", "asynchronous, compensating"]
 
 
 @pytest.mark.takes_turns

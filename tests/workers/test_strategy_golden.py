@@ -64,7 +64,6 @@ def trajectory(make: Callable[[], Strategy]) -> dict[str, list[list[float]]]:
 VIRTUAL: dict[str, Callable[[], Strategy]] = {
     "Synchronous()": Synchronous,
     "Synchronous(compress='bf16')": lambda: Synchronous(compress="bf16"),
-    "Periodic('2 steps', start_after='20 samples')": lambda: Periodic("2 steps", start_after="20 samples"),
     "Periodic('3 steps')": lambda: Periodic("3 steps"),
     "DiLoCo('20 samples')": lambda: DiLoCo("20 samples"),
     "Elastic('2 steps')": lambda: Elastic("2 steps"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kit.sampled import sampled
-from kit.worker_cases import BATCH, EXACT, UPDATES, Found, Options, apart, columns, make, run, sgd
+from kit.worker_cases import BATCH, EXACT, Found, Options, apart, columns, make, run, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -342,38 +342,3 @@ def test_a_strategy_of_rounds_makes_no_update_by_hand(make_it: Callable[[], hr.S
     said = rf"step\(\) makes one update, and {make_it.__name__} has rounds .* fit\(\) or steps\(\)"
     with pytest.raises(hr.ConfigError, match=said):
         hr.launch(by_hand, make_it(), "plain", workers=2)
-
-
-# --- a late start -----------------------------------------------------------------------------------------
-
-
-def test_until_synchronous_workers_start_each_makes_all_updates_by_itself() -> None:
-    one = run(1)
-    for late in ("2 steps", "20 samples", "1 epoch", "100 steps"):
-        several = run(3, strategy=hr.Synchronous(start_after=late))
-        assert apart(one, several) < EXACT, late
-        assert several["losses"] == pytest.approx(one["losses"], abs=EXACT)
-    alone = run(3, strategy=hr.Synchronous(start_after="100 steps"))
-    assert apart(one, alone) == 0.0, "nothing travels before the start"
-
-
-def test_until_rounds_start_each_makes_all_updates_by_itself_from_whole_batches() -> None:
-    plain: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
-    one = run(1, **plain)
-    several = run(3, strategy=hr.Periodic("1 step", start_after="3 steps"), batch_size=4, **plain)
-    assert apart(one, several) < EXACT
-    assert len(several["losses"]) == 2 * UPDATES
-    rounds = run(3, strategy=hr.Periodic("4 steps", start_after="3 steps"), batch_size=4, **plain)
-    assert apart(one, rounds) > 1e-4
-
-
-def test_an_outer_momentum_starts_late_with_one_worker_too() -> None:
-    """Before the start nothing of it is felt; after it the one worker's rounds are moved on by the outer momentum."""
-    one = run(1)
-    never = run(1, strategy=hr.DiLoCo("2 steps", start_after="100 steps"))
-    late = run(1, strategy=hr.DiLoCo("2 steps", start_after="3 steps"))
-    at_once = run(1, strategy=hr.DiLoCo("2 steps"))
-    assert apart(one, never) == 0.0
-    assert late["losses"][:3] == one["losses"][:3]
-    assert apart(one, late) > 1e-3
-    assert apart(at_once, late) > 1e-3

@@ -135,14 +135,6 @@ class Feed:
         self._left.extend(macrobatch.batches())
         return True
 
-    def share(self, shard: Shard) -> None:
-        """From the next batch on, another part of each is read."""
-        if shard != self.shard:
-            self.close()
-            self.shard = shard
-            self._left.clear()
-            self._stager = self._choose_stager()
-
     def close(self) -> None:
         """Ends the thread, if there is one, and drops what was staged ahead.
 

@@ -1,6 +1,6 @@
 """The workers of a trainer: they share updates made by hand, scores and predictions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -31,8 +31,8 @@ class Workers:
         self.strategy, self.comm, self.device = strategy, strategy.comm, device
         self.in_step = self.comm.count > 1 and not strategy.centered
         """Whether there are others, and all make equally many updates."""
-        self.scores: Shard = self.comm.shard if self.in_step else WHOLE
-        """The part that is this worker's of data to be scored or predicted."""
+        self.shard: Shard = self.comm.shard if self.in_step else WHOLE
+        """The part of every batch, and of data to be scored or predicted, that is this worker's."""
         self.times = self.comm.count if self.in_step and not strategy.joint else 1
         """How many times as large as a worker's update a batch of all workers is."""
         self.gather: Gather | None = self._gather if self.in_step else None
@@ -41,11 +41,6 @@ class Workers:
         self._since = self.comm.now()
         self._model: nn.Module | None = None
         self._failure = ""  # what has ended an update by hand that others may have made
-
-    @property
-    def trains(self) -> Shard:
-        """The part that is this worker's of every batch that is trained on."""
-        return self.scores if self.strategy.started else WHOLE
 
     @property
     def sharing(self) -> int:
@@ -87,7 +82,7 @@ class Workers:
 
     def scored(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
         """Losses and metrics over data that were scored, each worker's part of them."""
-        losses, scores, _ = self.added_up(sums, metrics, range(self.comm.count))
+        losses, scores, _ = self.added_up(sums, metrics)
         self.rate()  # the time that it took is no time of the training
         return losses, scores
 
@@ -104,19 +99,18 @@ class Workers:
         return rate
 
     def added_up(
-        self, sums: LossSums, metrics: MetricsByOutput, workers: Iterable[int], joint: bool = False, fact: Any = None
+        self, sums: LossSums, metrics: MetricsByOutput, joint: bool = False, fact: Any = None
     ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
-        """Losses and metrics over what these workers have seen, and a `fact` of each; `joint`: all know all losses."""
+        """Losses and metrics over what all workers have seen, and a `fact` of each; `joint`: all know all losses."""
         if not self.in_step:
             return sums.read(), metrics.compute(), []
         gathered = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
 
         def add_up() -> list[Any]:
             assert gathered is not None
-            of = [gathered[k] for k in workers]
             if metrics:
-                metrics.join([state for _, state, _ in of], self.device)
-            losses = LossSums.of([totals for totals, _, _ in of[: 1 if joint else None]]).read()
+                metrics.join([state for _, state, _ in gathered], self.device)
+            losses = LossSums.of([totals for totals, _, _ in gathered[: 1 if joint else None]]).read()
             return [losses, metrics.compute(), [fact for _, _, fact in gathered]]
 
         losses, scores, facts = by_leader(self.comm, add_up)

@@ -142,11 +142,11 @@ class SmallTraining:
         if self.run is not None:
             options |= {"run": self.run, "checkpoint_every": self.saves, "keep": "all"}
         for info in trainer.steps(small_table(), **options):
-            rows = [] if worker and not strategy.started else model.used[:]
+            rows = model.used[:]
             model.used.clear()
             now = not agrees or agrees[-1]
             trace.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model), info.samples))
-            if self.ask is not None and strategy.started:
+            if self.ask is not None:
                 self.ask(worker, strategy, info.replica)
         trace.end = weights_of(model)
 

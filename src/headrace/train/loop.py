@@ -151,7 +151,7 @@ class Loop:
             macrobatch=trainer.macrobatch,
             waiting=self._signals.check,
             counters=lambda: info.counters,
-            shard=workers.trains,
+            shard=workers.shard,
         )
 
     # --- the beginning ------------------------------------------------------------------------------------
@@ -166,7 +166,6 @@ class Loop:
         else:
             self._go_on(resumed)
         self._look_at_train_step()
-        feed.share(self._workers.trains)
 
     def _load(self, feed: Feed) -> Resumed | None:
         """Everything that may still refuse the training; the state that it goes on from, which is loaded."""
@@ -241,20 +240,15 @@ class Loop:
         """Every batch of every epoch, until the training is to stop."""
         info, empty = self._info, False
         while not info.stopping:
-            found = starts = False
+            found = False
             for batch in self._workers.each(feed):
                 if not info.counters.batch:
                     self._duties.call("on_epoch_start", info)
                     self._look_at_train_step()
                 found = True
                 yield batch
-                starts = not self._workers.strategy.started and self._at.starts_sharing()
-                if starts:
-                    feed.share(self._workers.trains)
-                if info.stopping or starts:
+                if info.stopping:
                     break
-            if starts and not info.ends_epoch:
-                continue
             if not found and empty:
                 raise DataError(
                     "the train data gave no rows. A Source without state must start again by itself "

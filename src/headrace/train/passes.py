@@ -88,7 +88,7 @@ def _once(trainer: Trainer, source: Source, batch_size: int | None, shares: bool
         batch_size=batch_size or trainer.batch_sizes.first,
         macrobatch=trainer.macrobatch,
         waiting=trainer.signals.check_scoring,
-        shard=trainer.workers.scores if shares else WHOLE,
+        shard=trainer.workers.shard if shares else WHOLE,
         once=True,
     )
     with evaluate.mode(trainer.all_modules, training=False), rewound(source), feed:

@@ -49,16 +49,16 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     the worker continues where it was.
     """
     common, workers = checkpoint.common, checkpoint.workers
-    saved = common["strategy"]  # `None` if every worker has made all updates by itself
+    saved = common["strategy"]  # `None` of one worker without a strategy
     _check_kind(saved, strategy)
     is_same = saved is None or saved["kind"] == type(strategy).__name__
     if strategy.centered:  # rows that other workers had leased may be read by any
         cursor = common["source"]["initial"] | {"pass": common["counters"]["epochs"]}
         source, place = common["source"] | {"cursor": cursor}, common["place"] | {"batch": 0, "ends_epoch": True}
         return common | {"source": source, "place": place}, [_joined(workers[0], workers[:1])]
-    if is_same and len(workers) == count:  # if they made all updates by themselves, they have measured the same
-        return common, [_joined(own, [own] if saved or not number else []) for number, own in enumerate(workers)]
-    measured = workers[:1] if saved is None else workers
+    if is_same and len(workers) == count:
+        return common, [_joined(own, [own]) for own in workers]
+    measured = workers
     if is_same and saved is not None and not strategy.joint:
         common, measured = common | _round_start(common, workers), []
     trained = [own["replica"]["trained"] for own in workers if "trained" in own["replica"]]

@@ -239,21 +239,6 @@ class Session:
             if self.workers.begin(self.info, self.rates, resumed):
                 self.mark_round()
 
-    def starts_sharing(self) -> bool:
-        """Whether the workers, who have made all updates by themselves so far, begin to work together here."""
-        workers, updates = self.workers, self.updates
-        if not workers.starts(self.info):
-            return False
-        if workers.in_step:
-            updates.release()
-            if not workers.comm.leader:  # until here all have measured the same
-                self.sums.reset()
-                self.metrics.reset()
-            workers.broadcast_weights(self.modules)
-            updates.load_state_dict(workers.comm.share(updates.state_dict() if workers.comm.leader else None))
-        self.begin(None)
-        return True
-
     def mark_round(self) -> None:
         """All workers have the same weights now: another number of them could continue from here."""
         counters, rates = self.info.counters, copy.deepcopy(self.rates.state_dict())

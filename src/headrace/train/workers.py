@@ -48,7 +48,7 @@ class TrainingWorkers(Workers):
         """Rows a second of each worker, as of the last report."""
         self._vote = StopVote(self.comm)
         self._agrees = True  # whether all workers have the same weights
-        self._is_idle = True  # whether the strategy has nothing to do, or not yet
+        self._is_single = type(strategy) is Single
         self._measures = False  # whether each worker measures its own rows, as batch normalisation does
         self._ends_together = True  # whether all workers have equally many batches
         self._has_warned = False  # of a best step that cannot be kept
@@ -85,15 +85,13 @@ class TrainingWorkers(Workers):
 
     def begin(self, info: Info, rates: Rates, resumed: Resumed | None) -> bool:
         """The model has its weights, and its optimizers their state. Whether all workers have the same weights."""
-        self.strategy.started = self._is_warm(info)
-        self._is_idle = type(self.strategy) is Single or not self.strategy.started
         replica, own = info.replica, {} if resumed is None else resumed.mine["replica"]
         self._measures = self.strategy.shares_updates and bool(replica.statistics)
         for name, source in info.scored.items() if self.in_step else ():
             if not (source.shards or source.thread_safe):
                 source.compare_batch = SameBatchCheck(self.comm, f"{name} data", first=True)
         _put_back(replica, own.get("trained", {}))
-        if self._is_idle:
+        if self._is_single:
             return False
         self.strategy.begin(replica)
         saved = None if resumed is None else resumed.common["strategy"]
@@ -103,10 +101,6 @@ class TrainingWorkers(Workers):
         self.strategy.load_state_dict(replica, saved["state"], own.get("strategy"))
         self._agrees = saved["agrees"] or "strategy" not in own
         return False
-
-    def starts(self, info: Info) -> bool:
-        """Whether the workers, who have made all updates by themselves so far, are now to work together."""
-        return not self.strategy.started and self._is_warm(info)
 
     def each(self, feed: Iterable[Batch]) -> Iterable[Batch]:
         """The batches of an epoch, as many for every worker."""
@@ -127,7 +121,7 @@ class TrainingWorkers(Workers):
         """An update was made of this batch. Whether workers that update replicas of their own have the same weights."""
         if not self.strategy.shares_updates:  # else it was reported where the update was computed
             self.comm.worked(batch.rows)
-        if self._is_idle:
+        if self._is_single:
             return False
         self._agrees = self.strategy.after(info.replica, info.counters, batch.rows, batch.samples, info.ends_epoch)
         meet = self._agrees and not self.strategy.joint
@@ -155,10 +149,8 @@ class TrainingWorkers(Workers):
 
     def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
         """Losses and metrics over what was trained since the last report."""
-        started = self.strategy.started  # until then all workers do the same
-        workers = range(self.comm.count if started else 1)
-        joint = started and self.strategy.joint  # of updates that they make together, everybody knows the losses
-        losses, scores, self.rates = self.added_up(sums, metrics, workers, joint, self.rate())
+        joint = self.strategy.joint  # of updates that they make together, everybody knows the losses
+        losses, scores, self.rates = self.added_up(sums, metrics, joint, self.rate())
         return losses, scores
 
     def has_more_rows(self, info: Info) -> bool:
@@ -192,7 +184,7 @@ class TrainingWorkers(Workers):
         """The weights to save by name, if they are not the model's own, and the part "strategy" of the state."""
         replica = info.replica
         weights = replica.by_name(self._result(info)) if self._differs(info) else {}
-        if self._is_idle:
+        if self._is_single:
             return weights, None
         kind, state = type(self.strategy).__name__, self.strategy.state_dict(replica)
         return weights, {"kind": kind, "agrees": self._agrees, "state": state}
@@ -200,11 +192,11 @@ class TrainingWorkers(Workers):
     @property
     def has_own_optimizers(self) -> bool:
         """Whether this worker's optimizers have another state than those of worker 0."""
-        return not (self._is_idle or self.strategy.joint or self.comm.leader)
+        return not (self._is_single or self.strategy.joint or self.comm.leader)
 
     def own_state(self, info: Info) -> dict[str, Any]:
         """What the strategy, and the weights that are trained, are on this worker alone."""
-        own: dict[str, Any] = {} if self._is_idle else {"strategy": self.strategy.own_state()}
+        own: dict[str, Any] = {} if self._is_single else {"strategy": self.strategy.own_state()}
         if self._differs(info):
             replica = info.replica
             weights = {"weights": replica.by_name(replica.tensors), "counts": replica.counts}
@@ -251,10 +243,6 @@ class TrainingWorkers(Workers):
             return averages
         with _changed(info, averages):
             return [tensor.clone() for tensor in self.strategy.agreed(info.replica)]
-
-    def _is_warm(self, info: Info) -> bool:
-        """Whether the time is over in which every worker makes all updates by itself."""
-        return self.strategy.start_after is None or self.strategy.start_after.reached(info.counters)
 
 
 @contextmanager

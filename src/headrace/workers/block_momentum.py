@@ -38,14 +38,12 @@ class BlockMomentum(Rounds):
         reset_inner: bool = True,
         time_constant: float | None = None,
         form: Form = "mean",
-        start_after: str | Length | None = None,
     ) -> None:
         length = of_rounds(every)
         super().__init__(
             length,
             weights="equal" if form == "cntk" else "rows",
             reset_inner=reset_inner,
-            start_after=start_after,
         )
         check_settings(lr, 0.0 if momentum is None else momentum)
         if form not in _FORMS:

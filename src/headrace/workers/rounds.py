@@ -189,9 +189,8 @@ class Rounds(Strategy, ABC):
         *,
         weights: Weights = "rows",
         reset_inner: bool = False,
-        start_after: str | Length | None = None,
     ) -> None:
-        super().__init__(start_after=start_after)
+        super().__init__()
         if weights not in _WEIGHTS:
             raise ConfigError(unknown("weights", weights, _WEIGHTS))
         self.every, self.weights, self.reset_inner = every, weights, reset_inner
@@ -271,10 +270,9 @@ class Periodic(Rounds):
         weights: Weights = "rows",
         outer: MakeOptimizer | None = None,
         reset_inner: bool = False,
-        start_after: str | Length | None = None,
     ) -> None:
         length = None if every == "end" else interval(every, "every")
-        super().__init__(length, weights=weights, reset_inner=reset_inner, start_after=start_after)
+        super().__init__(length, weights=weights, reset_inner=reset_inner)
         if outer is not None and not callable(outer):
             raise ConfigError(
                 "outer= is a function that makes a torch optimizer of a list of parameters, as in "
@@ -302,9 +300,8 @@ class DiLoCo(Rounds):
         lr: float = 0.7,
         momentum: float = 0.9,
         weights: Weights = "rows",
-        start_after: str | Length | None = None,
     ) -> None:
-        super().__init__(of_rounds(every), weights=weights, start_after=start_after)
+        super().__init__(of_rounds(every), weights=weights)
         check_settings(lr, momentum)
         self.lr, self.momentum = lr, momentum
 

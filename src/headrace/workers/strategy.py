@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..arena.arena import Arena
 from ..arena.replica import Replica
-from ..length import Counters, Length, interval
+from ..length import Counters
 from .comm import Comm, Null
 
 State = dict[str, Any]
@@ -26,11 +26,8 @@ class Strategy:
     joint: ClassVar[bool] = False
     centered: ClassVar[bool] = False
 
-    def __init__(self, *, start_after: str | Length | None = None) -> None:
+    def __init__(self) -> None:
         self.comm: Comm = Null()
-        self.start_after = None if start_after is None else interval(start_after, "start_after")
-        """How long every worker makes all updates by itself, from whole batches, before they begin to share them."""
-        self.started = self.start_after is None
 
     def join(self, comm: Comm) -> None:
         """Before anything else: the worker that this is."""
@@ -38,8 +35,8 @@ class Strategy:
 
     @property
     def shares_updates(self) -> bool:
-        """Whether the workers now make every update together."""
-        return self.joint and self.started and self.comm.count > 1
+        """Whether several workers make every update together."""
+        return self.joint and self.comm.count > 1
 
     def totals(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """What the terms of this worker's part weigh, for the whole batch."""

@@ -12,7 +12,6 @@ from ..arena.arena import Arena
 from ..arena.replica import Replica
 from ..arena.vectors import Slot, Vector
 from ..errors import ConfigError, ModelError, unknown
-from ..length import Length
 from .comm import Comm, Pending, mean
 from .strategy import Strategy
 
@@ -23,18 +22,15 @@ class Synchronous(Strategy):
     """g = Σᵢ gᵢ, one update: any number of workers makes the update that one would make of the whole batch.
 
     Gradients of large models travel in chunks while the backward pass still computes others. `compress` halves what
-    travels, "bf16" or "fp16": every worker's gradients are rounded to it. Until `start_after` ("10000 samples",
-    "1 epoch") every worker makes all updates by itself, from whole batches, and nothing travels.
+    travels, "bf16" or "fp16": every worker's gradients are rounded to it.
 
     A worker that is lost ends the others; they go on from the last checkpoint.
     """
 
     joint: ClassVar[bool] = True
 
-    def __init__(
-        self, *, compress: Literal["bf16", "fp16"] | None = None, start_after: str | Length | None = None
-    ) -> None:
-        super().__init__(start_after=start_after)
+    def __init__(self, *, compress: Literal["bf16", "fp16"] | None = None) -> None:
+        super().__init__()
         if compress is not None and compress not in _FORMATS:
             raise ConfigError(unknown("compress", compress, _FORMATS))
         self.compress = compress
