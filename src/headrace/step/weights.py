@@ -153,3 +153,9 @@ def _shape(tensor: Tensor) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Everything that a model's state is made of, by name."""
+    saved = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {**saved, **dict(model.named_buffers())}

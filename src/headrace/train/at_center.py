@@ -27,13 +27,13 @@ from .checkpoint import WorkerState
 from .resume import Resumed
 from .same_data import compare
 from .schedule import Rates
-from .workers import Report, TrainingWorkers
+from .workers import Report, Workers
 
 COUNTED_AT_CENTER = ("epochs", "samples")
 """Units that count the work of all workers, which the center knows."""
 
 
-class AtCenter(TrainingWorkers):
+class AtCenter(Workers):
     """One of the workers of a strategy with a center; nobody waits for anybody."""
 
     strategy: Centered

@@ -14,7 +14,6 @@ from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
 from ..step.weights import check_model, load_model
-from ..step.workers import Result, by_leader
 from ..store import codec
 from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
@@ -29,6 +28,7 @@ from ..workers.strategy import Strategy
 from .checkpoint import LARGE, PARTS, Checkpoint, WorkerState, complete, decode, encode, tensors_in
 from .resume import Resumed, divide, readable
 from .runs import Runs
+from .vote import Result, by_leader
 
 Given = ParamSpec("Given")
 RESUME = ("auto", "must", "never")

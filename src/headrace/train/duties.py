@@ -15,7 +15,7 @@ from .checkpointer import Checkpointer
 from .passes import score
 from .plan import Plan
 from .session import Session
-from .workers import TrainingWorkers
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -27,9 +27,7 @@ AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
 class Duties:
     """Does each thing once for a step, also where a training goes on from that step: its state knows what is done."""
 
-    def __init__(
-        self, trainer: Trainer, plan: Plan, at: Session, checkpointer: Checkpointer, workers: TrainingWorkers
-    ) -> None:
+    def __init__(self, trainer: Trainer, plan: Plan, at: Session, checkpointer: Checkpointer, workers: Workers) -> None:
         self._trainer, self._plan, self._at, self._info = trainer, plan, at, at.info
         self._checkpointer, self._workers = checkpointer, workers
         self.save = False

@@ -30,7 +30,7 @@ from .plan import Plan, rows_of
 from .resume import Resumed, readable
 from .same_data import contents
 from .session import Session
-from .workers import TrainingWorkers
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -42,9 +42,7 @@ AT_ONCE_S = 0.05
 class Loop:
     """One training of a trainer, by a plan; `run` gives its `info` after every update."""
 
-    def __init__(
-        self, trainer: Trainer, plan: Plan, info: Info, checkpointer: Checkpointer, workers: TrainingWorkers
-    ) -> None:
+    def __init__(self, trainer: Trainer, plan: Plan, info: Info, checkpointer: Checkpointer, workers: Workers) -> None:
         self._trainer, self._plan, self._info = trainer, plan, info
         self._checkpointer, self._workers = checkpointer, workers
         self._at = Session(trainer, plan, info, workers, checkpointer)

@@ -11,17 +11,17 @@ import torch
 from ..length import Counters, Length, limits
 from ..step import check
 from ..step.arguments import source_on
-from ..step.workers import join
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
+from ..workers.synchronous import join
 from .at_center import AtCenter
 from .checkpointer import Checkpointer
 from .loop import Loop
 from .plan import Plan, all_callbacks
 from .schedule import interval_of
-from .workers import TrainingWorkers
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -73,7 +73,7 @@ def make_loop(
     return Loop(trainer, plan, info, checkpointer, workers)
 
 
-def make_workers(strategy: Strategy | None, device: torch.device) -> TrainingWorkers:
+def make_workers(strategy: Strategy | None, device: torch.device) -> Workers:
     """The workers of a trainer: in step with each other, or each at its own pace."""
     joined = join(strategy)
-    return (AtCenter if joined.centered else TrainingWorkers)(joined, device)
+    return (AtCenter if joined.centered else Workers)(joined, device)

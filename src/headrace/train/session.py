@@ -33,7 +33,7 @@ from .checkpointer import Checkpointer
 from .plan import Plan
 from .resume import Resumed, readable
 from .schedule import Rates, begin_anew, make_rates
-from .workers import TrainingWorkers
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -44,9 +44,7 @@ _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerpr
 class Session:
     """Everything that one training consists of."""
 
-    def __init__(
-        self, trainer: Trainer, plan: Plan, info: Info, workers: TrainingWorkers, checkpointer: Checkpointer
-    ) -> None:
+    def __init__(self, trainer: Trainer, plan: Plan, info: Info, workers: Workers, checkpointer: Checkpointer) -> None:
         self.trainer, self.plan, self.info = trainer, plan, info
         self.workers, self.checkpointer = workers, checkpointer
         self.model: nn.Module = trainer.model

@@ -1,12 +1,17 @@
-"""Lets several workers agree to stop, to leave, or to save."""
+"""Lets several workers agree: by the result of worker 0, or by a vote to stop, to leave, or to save."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from .. import errors
+from ..errors import HeadraceError, WorkerError
 from ..workers.comm import Comm, Pending
 
+Result = TypeVar("Result")
 VOTE_S = 0.2  # between two votes, about
 MOST_STEPS = 1024  # between two votes, at most
 
@@ -68,3 +73,22 @@ class StopVote:
         elif seconds > 2 * VOTE_S:
             self._steps = max(1, self._steps // 2)
         return Votes(bool(stop), bool(leave), bool(save))
+
+
+def by_leader(comm: Comm, act: Callable[[], Result]) -> Result:
+    """The result of worker 0, for all; if it fails there, it fails everywhere, and for the same reason."""
+    message: Any = None
+    failure: BaseException | None = None
+    if comm.leader:
+        try:
+            message = {"result": act()}
+        except Exception as error:
+            failure, message = error, {"kind": type(error).__name__, "why": str(error)}
+    message = comm.share(message)
+    if failure is not None:
+        raise failure
+    if "result" not in message:
+        kind = getattr(errors, message["kind"], WorkerError)
+        known = isinstance(kind, type) and issubclass(kind, HeadraceError)
+        raise (kind if known else WorkerError)(f"worker 0: {message['why']}")
+    return message["result"]  # type: ignore[no-any-return]

@@ -10,32 +10,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..arena.replica import Replica
 from ..data.batch import Batch
+from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.source import Source
+from ..data.source import WHOLE, Shard, Source
+from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError, WorkerError
 from ..length import Counters, Length
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
+from ..step.evaluate import Gather
 from ..step.signals import Signals
-from ..step.workers import Workers, by_leader, tensors_of
+from ..step.weights import tensors_of
 from ..watch.info import Best, Info
-from ..workers.comm import Comm
-from ..workers.dealt import Dealt
+from ..workers.dealt import Dealt, as_long_as_any
 from ..workers.strategy import Single, Strategy
 from .checkpoint import WorkerState
 from .resume import Resumed
 from .same_data import SameBatchCheck, compare
 from .schedule import Rates
-from .vote import StopVote
+from .vote import StopVote, by_leader
 
+RAGGED = "headrace.Ragged"
 Report = tuple[dict[str, float], dict[str, Any]]
 """Losses and metrics by name."""
 
 
-class TrainingWorkers(Workers):
-    """All workers of a trainer, through one training after the other."""
+class Workers:
+    """All workers of a trainer, seen from one of them: they share updates, scores, predictions and checkpoints."""
 
     leads = True
     """Whether this worker scores, and calls the user's callbacks."""
@@ -43,7 +47,19 @@ class TrainingWorkers(Workers):
     """Rows of an epoch, where a center counts them."""
 
     def __init__(self, strategy: Strategy, device: torch.device) -> None:
-        super().__init__(strategy, device)
+        self.strategy, self.comm, self.device = strategy, strategy.comm, device
+        self.in_step = self.comm.count > 1 and not strategy.centered
+        """Whether there are others, and all make equally many updates."""
+        self.shard: Shard = self.comm.shard if self.in_step else WHOLE
+        """The part of every batch, and of data to be scored or predicted, that is this worker's."""
+        self.times = self.comm.count if self.in_step and not strategy.joint else 1
+        """How many times as large as a worker's update a batch of all workers is."""
+        self.gather: Gather | None = self._gather if self.in_step else None
+        """Joins what several workers predict; `None` where one does it all."""
+        self._rows = 0  # of this worker's, since `rate` was called, or data were scored
+        self._since = self.comm.now()
+        self._model: nn.Module | None = None
+        self._failure = ""  # what has ended an update by hand that others may have made
         self.rates: list[float] = []
         """Rows a second of each worker, as of the last report."""
         self._vote = StopVote(self.comm)
@@ -230,6 +246,114 @@ class TrainingWorkers(Workers):
     def leave(self) -> None:
         """This worker's part in the training is over, however it has ended."""
 
+    # --- updates by hand, scores and predictions ----------------------------------------------------------
+
+    @property
+    def sharing(self) -> int:
+        """How many workers share every update."""
+        return self.comm.count if self.in_step and self.strategy.joint else 1
+
+    def share(self, batch: Batch, model: nn.Module) -> Batch:
+        """A batch for one update of this model by hand, of which every worker brings its part."""
+        if self.strategy.centered or (self.in_step and not self.strategy.shares_updates):
+            how = "meets a center after several" if self.strategy.centered else "has rounds of several"
+            raise ConfigError(
+                f"step() makes one update, and {type(self.strategy).__name__} {how}. "
+                "Use fit() or steps(), or strategy=hr.Synchronous()."
+            )
+        if not self.in_step:
+            return batch
+        if self._failure:
+            raise WorkerError(
+                f"worker {self.comm.shard.index} failed in an update that the workers make together ({self._failure}). "
+                "The others may have made it, or may be waiting: end all workers, and go on from the last checkpoint."
+            )
+        if self._model is not model:
+            self.broadcast_weights([model])
+        rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
+        self.comm.all_reduce(rows)
+        return Batch(batch.fields, batch.rows, total=int(rows))
+
+    def mark_failed(self, error: BaseException) -> None:
+        """An update by hand has failed. If a number is not finite, all workers notice it in the same numbers."""
+        if self.in_step and not isinstance(error, NonFiniteError):
+            self._failure = f"{type(error).__name__}: {error}"
+            self.comm.report_error(error)
+
+    def fresh(self, metrics: MetricsByOutput) -> MetricsByOutput:
+        """Metrics of which every worker sees a part."""
+        if self.in_step:
+            metrics.hold()
+        return metrics
+
+    def scored(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
+        """Losses and metrics over data that were scored, each worker's part of them."""
+        losses, scores, _ = self.added_up(sums, metrics)
+        self.rate()  # the time that it took is no time of the training
+        return losses, scores
+
+    def scored_by_each(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
+        """Losses and metrics over data that every worker has scored completely."""
+        self.rate()
+        return sums.read(), metrics.compute()
+
+    def rate(self) -> float:
+        """Rows a second of this worker since the last call."""
+        now = self.comm.now()
+        rate = self._rows / max(1e-9, now - self._since)
+        self._rows, self._since = 0, now
+        return rate
+
+    def added_up(
+        self, sums: LossSums, metrics: MetricsByOutput, joint: bool = False, fact: Any = None
+    ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
+        """Losses and metrics over what all workers have seen, and a `fact` of each; `joint`: all know all losses."""
+        if not self.in_step:
+            return sums.read(), metrics.compute(), []
+        gathered = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
+
+        def add_up() -> list[Any]:
+            assert gathered is not None
+            if metrics:
+                metrics.join([state for _, state, _ in gathered], self.device)
+            losses = LossSums.of([totals for totals, _, _ in gathered[: 1 if joint else None]]).read()
+            return [losses, metrics.compute(), [fact for _, _, fact in gathered]]
+
+        losses, scores, facts = by_leader(self.comm, add_up)
+        return losses, scores, facts
+
+    def broadcast_weights(self, modules: Sequence[nn.Module]) -> None:
+        """Worker 0's weights become everybody's."""
+        if not self.in_step:
+            return
+        self._model, self._failure = modules[0], ""
+        with torch.no_grad():
+            for tensor in [tensor for module in modules for tensor in tensors_of(module).values()]:
+                dense = tensor.contiguous()
+                self.comm.broadcast(dense.view(-1))
+                if dense is not tensor:
+                    tensor.copy_(dense)
+
+    def _gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
+        """The outputs of all workers in the order of the rows; `totals`: how many rows each batch has."""
+        try:
+            flat = [tree_flatten(output) for output in outputs]
+            every = self.comm.all_gather([[_sent(leaf) for leaf in leaves] for leaves, _ in flat])
+        except CheckpointError as error:
+            raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
+        rest, shards = [iter(sent) for sent in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
+        joined: list[Any] = []
+        for total in totals:
+            for shard, theirs in zip(shards, rest, strict=True):
+                start, stop = shard.of(total)
+                if start < stop:
+                    leaves = [_received(leaf) for leaf in next(theirs)]
+                    if flat:
+                        joined.append(tree_unflatten(leaves, flat[0][1]))
+                    else:  # this worker had no rows, and does not know the form
+                        joined.append(leaves[0] if len(leaves) == 1 else tuple(leaves))
+        return joined
+
     def _differs(self, info: Info) -> bool:
         """Whether the weights to judge and to keep are others than the model's own."""
         return not self._agrees or info.evaluated_weights is not None
@@ -265,23 +389,11 @@ def _put_back(replica: Replica, saved: Mapping[str, Any]) -> None:
             count.copy_(before)
 
 
-def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
-    """The batches of sources of one's own that shard: a worker that has none is given an empty one while others have.
+def _sent(leaf: Any) -> Any:
+    """A part of an output as it travels: sequences as what they are made of."""
+    return {RAGGED: [_sent(leaf.values), leaf.offsets]} if isinstance(leaf, Ragged) else leaf
 
-    An epoch ends for all where the last of them ends it.
-    """
-    left, cursor, ended = iter(feed), None, False
-    while True:
-        batch = None if ended else next(left, None)
-        ended = batch is None or batch.ends_epoch
-        vector = torch.tensor([0 if batch is None else batch.total, int(not ended)])
-        comm.all_reduce(vector, "max")
-        total, ends = int(vector[0]), not vector[1]
-        if not total:
-            return
-        if batch is None:
-            batch = Batch({}, 0, total=total, cursor=cursor)
-        cursor, batch.ends_epoch = batch.cursor, ends
-        yield batch
-        if ends:
-            return
+
+def _received(sent: Any) -> Any:
+    """What `_sent` was given."""
+    return Ragged(*map(_received, sent[RAGGED])) if isinstance(sent, dict) else sent

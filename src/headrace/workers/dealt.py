@@ -1,8 +1,13 @@
 """Gives each worker whole batches of a loader, for strategies in which every worker makes updates of its own."""
 
+from collections.abc import Iterable, Iterator
+
+import torch
+
 from ..data.batch import Batch, Macrobatch, State
 from ..data.reader import SourceWrapper
 from ..data.source import WHOLE, Shard, Source
+from .comm import Comm
 
 
 class Dealt(SourceWrapper):
@@ -47,3 +52,25 @@ class Dealt(SourceWrapper):
         return Macrobatch(
             mine.fields, [mine.rows], [total], [last.cursor], ends, finishes=finishes, aliases=self.aliases
         )
+
+
+def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
+    """The batches of sources of one's own that shard: a worker that has none is given an empty one while others have.
+
+    An epoch ends for all where the last of them ends it.
+    """
+    batches, cursor, ended = iter(feed), None, False
+    while True:
+        batch = None if ended else next(batches, None)
+        ended = batch is None or batch.ends_epoch
+        vector = torch.tensor([0 if batch is None else batch.total, int(not ended)])
+        comm.all_reduce(vector, "max")
+        total, ends = int(vector[0]), not vector[1]
+        if not total:
+            return
+        if batch is None:
+            batch = Batch({}, 0, total=total, cursor=cursor)
+        cursor, batch.ends_epoch = batch.cursor, ends
+        yield batch
+        if ends:
+            return

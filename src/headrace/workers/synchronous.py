@@ -13,7 +13,8 @@ from ..arena.replica import Replica
 from ..arena.vectors import Slot, Vector
 from ..errors import ConfigError, ModelError, unknown
 from .comm import Comm, Pending, mean
-from .strategy import Strategy
+from .here import here
+from .strategy import Single, Strategy
 
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -80,6 +81,20 @@ class Synchronous(Strategy):
                 self._chunks.pop(key).forget()
             found = self._chunks[id(arena)] = GradientBuckets(arena, self.comm, self._format)
         return found
+
+
+def join(strategy: Strategy | None) -> Strategy:
+    """The strategy, on this worker; without one, several workers share every update."""
+    comm = here()
+    if strategy is None:
+        strategy = Single() if comm.count == 1 else Synchronous()
+    if not isinstance(strategy, Strategy):
+        what = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"
+        raise ConfigError(
+            f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.", argument="strategy"
+        )
+    strategy.join(comm)
+    return strategy
 
 
 CHUNK_BYTES = 4 << 20
