@@ -24,12 +24,12 @@ from ..watch.info import Info, expected
 from ..workers.leased import Leased
 from ..workers.strategy import Single
 from .checkpointer import Checkpointer
-from .duties import AFTER_THE_REPORT, Duties, warn_if_nothing_was_learnt
 from .own_step import update
 from .plan import Plan, rows_of
 from .resume import Resumed, readable
 from .same_data import contents
 from .session import Session
+from .tasks import AFTER_THE_REPORT, ScheduledTasks, warn_if_nothing_was_learnt
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Loop:
         self._trainer, self._plan, self._info = trainer, plan, info
         self._checkpointer, self._workers = checkpointer, workers
         self._at = Session(trainer, plan, info, workers, checkpointer)
-        self._duties = Duties(trainer, plan, self._at, checkpointer, workers)
+        self._tasks = ScheduledTasks(trainer, plan, self._at, checkpointer, workers)
         self._guard, self._signals = trainer.updates.guard, trainer.signals
         info.scored = plan.scored
         self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
@@ -189,7 +189,7 @@ class Loop:
         last = trainer.last_training
         last.history, last.streams, last.trained_on = info.history, None, train.streams
         remember_categories(trainer.model, self._at.categories)
-        self._duties.call("on_fit_start", info)
+        self._tasks.call("on_fit_start", info)
         self._checkpointer.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
         return resumed
 
@@ -219,7 +219,7 @@ class Loop:
         info = self._info
         self._at.forget_absent()
         if not info.alone:
-            self._duties.save |= self._workers.decide(info, self._signals, False, True)
+            self._tasks.save |= self._workers.decide(info, self._signals, False, True)
         if resumed.mine["rng"] is not None:
             with readable():
                 rng.restore(resumed.mine["rng"], self._trainer.device)
@@ -227,8 +227,8 @@ class Loop:
         if not info.stopping and self._workers.comm.leader:
             compare_machine(resumed.common["machine"], self._trainer.device)
         if info.step:
-            self._duties.do()
-        if self._duties.save:
+            self._tasks.do()
+        if self._tasks.save:
             self._save()
         info.counters.batch = 0 if info.ends_epoch else info.batch
 
@@ -241,7 +241,7 @@ class Loop:
             found = False
             for batch in self._workers.each(feed):
                 if not info.counters.batch:
-                    self._duties.call("on_epoch_start", info)
+                    self._tasks.call("on_epoch_start", info)
                     self._look_at_train_step()
                 found = True
                 yield batch
@@ -265,7 +265,7 @@ class Loop:
             info.stopping = info.stopping or " or ".join(f"{limit} reached" for limit in info.limits)
             if self._workers.has_more_rows(info):  # what was reported is not what all have learnt
                 self._at.done -= {"val", "row"}
-            self._duties.do()
+            self._tasks.do()
         elif self._at.initial is not None:
             self._plan.train.load_state_dict(copy.deepcopy(self._at.initial))
 
@@ -307,7 +307,7 @@ class Loop:
         if self._trainer.last_training.unsaved is not None:
             self._trainer.last_training.unsaved.warn(self._checkpointer.log)
         info.look_around(feed.macrobatch)
-        self._duties.common = False
+        self._tasks.common = False
         if feed.finished and batch.ends_epoch and at.initial is not None:
             at.cursor = at.initial
         if self._workers.updated(info, batch):
@@ -315,17 +315,17 @@ class Loop:
         for hook in self._plan.callbacks.on_step_end:
             hook(info)
         if info.asked:
-            self._duties.grant()
+            self._tasks.grant()
         if feed.ends_macrobatch:
             self._guard.settle()
-            self._duties.call("on_macrobatch_end", info)
-        self._duties.settle()
+            self._tasks.call("on_macrobatch_end", info)
+        self._tasks.settle()
 
     def _take_turn(self) -> None:
         """The driver of the loop has had its turn: what it has asked for is done, and what the workers agree on."""
         info, plan = self._info, self._plan
         self._trainer.use.advance()
-        self._duties.take_requests()
+        self._tasks.take_requests()
         self._agree()
         self._save_if_due()
         self._samples, self._look_at = info.rows, time.perf_counter() + AT_ONCE_S
@@ -341,23 +341,23 @@ class Loop:
     def _agree(self) -> None:
         """What one worker wants, all do: to stop, to leave, to save."""
         info = self._info
-        self._duties.keep_best()
-        self._duties.save |= self._workers.decide(info, self._signals, self._checkpointer.overdue, self._duties.common)
+        self._tasks.keep_best()
+        self._tasks.save |= self._workers.decide(info, self._signals, self._checkpointer.overdue, self._tasks.common)
         if info.stopping and not self._signals.why:  # else it goes on from here, and nothing is over
-            self._duties.do()
+            self._tasks.do()
 
     def _save_if_due(self) -> None:
-        if self._duties.save:
+        if self._tasks.save:
             self._save()
         if self._signals.why:
             self._signals.check()
 
     def _save(self) -> None:
         """A checkpoint of this step, unless there is one."""
-        self._duties.save = False
+        self._tasks.save = False
         if self._checkpointer.keeps and self._saved != self._info.step:
             self._trainer.updates.settle()
-            self._duties.call("on_checkpoint", self._info)
+            self._tasks.call("on_checkpoint", self._info)
             again = self._info.step <= self._info.resumed
             self._checkpointer.save(self._at.checkpoint(), self._info, again=again)
             self._saved = self._info.step
@@ -375,8 +375,8 @@ class Loop:
             self._workers.broadcast_weights([self._trainer.model])
         if not {f"{name}/loss" for name in plan.test} <= info.history.keys_at(info.step):
             reported = info.history.keys_at(info.step)
-            self._duties.score(plan.test)
-            self._duties.report(reported, info.row())
+            self._tasks.score(plan.test)
+            self._tasks.report(reported, info.row())
         self._end(info.stopping)
 
     def _leave(self, why: str) -> None:
@@ -390,4 +390,4 @@ class Loop:
     def _end(self, why: str) -> None:
         self._info.history.stopped = self._info.stopping or self._info.stop_request
         self._checkpointer.end(why)
-        self._duties.call("on_fit_end", self._info)
+        self._tasks.call("on_fit_end", self._info)

@@ -2,12 +2,11 @@
 
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +34,13 @@ _TAKES = (
 
 
 @dataclass(frozen=True)
-class _Warmup(ABC):
+class _Warmup:
     """Up in a straight line for a share `warmup` of the training, then down to `floor`."""
 
     warmup: float = 0.05
     floor: float = 0.0
+    _way_down: "ClassVar[staticmethod[[float], float]]"
+    """The share of the rate after this share of the way down."""
 
     def __post_init__(self) -> None:
         _check_shares(self, ("warmup", "floor"))
@@ -48,25 +49,19 @@ class _Warmup(ABC):
         if progress < self.warmup:
             return progress / self.warmup
         after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
-        return self.floor + (1 - self.floor) * self._remaining(min(1.0, after))
-
-    @abstractmethod
-    def _remaining(self, after: float) -> float:
-        """The share of the rate after this share of the way down."""
+        return self.floor + (1 - self.floor) * type(self)._way_down(min(1.0, after))
 
 
 class WarmupCosine(_Warmup):
     """Up in a straight line for a share `warmup` of the training, then down half a cosine to `floor`."""
 
-    def _remaining(self, after: float) -> float:
-        return 0.5 * (1 + math.cos(math.pi * after))
+    _way_down = staticmethod(lambda after: 0.5 * (1 + math.cos(math.pi * after)))
 
 
 class WarmupLinear(_Warmup):
     """Up in a straight line for a share `warmup` of the training, then down in one to `floor`."""
 
-    def _remaining(self, after: float) -> float:
-        return 1 - after
+    _way_down = staticmethod(lambda after: 1 - after)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
 """Hooks from which a number would come too late for the report of its step."""
 
 
-class Duties:
+class ScheduledTasks:
     """Does each thing once for a step, also where a training goes on from that step: its state knows what is done."""
 
     def __init__(self, trainer: Trainer, plan: Plan, at: Session, checkpointer: Checkpointer, workers: Workers) -> None:
