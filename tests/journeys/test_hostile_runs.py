@@ -41,7 +41,7 @@ def work(kind: str, run: str, epochs: int) -> None:
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     given: dict[str, Any] = {"schedule": hr.WarmupCosine()}
     if kind == "a torch schedule":
-        optimizer, given = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), {"schedule": rates}
+        optimizer, given = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), {"schedule": hr.Schedule(rates)}
     if kind == "two workers":
         given = {"strategy": hr.Periodic("2 steps")}
     hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics="accuracy", **given).fit(

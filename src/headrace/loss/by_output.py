@@ -25,6 +25,11 @@ class MetricsByOutput:
         self.missed = False
         """Whether a batch came without outputs since the last report."""
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether there are metric objects of the user's, which are called when a block is full."""
+        return any(not isinstance(metric, NamedMetric) for metric in self._wanted.values())
+
     def __bool__(self) -> bool:
         return any(map(bool, self.parts.values()))
 

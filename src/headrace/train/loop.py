@@ -52,7 +52,7 @@ class Loop:
         self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
         self._next, self._samples, self._look_at = 0.0, -1, 0.0  # until when updates need no look around: see `_is_due`
         self._each_update = plan.callbacks.each_update or type(workers.strategy) is not Single
-        self._has_own_train_step = trainer.has_own_train_step
+        self._has_own_train_step, self._feeds_objects = trainer.has_own_train_step, trainer.metrics.has_objects
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
 
@@ -284,6 +284,8 @@ class Loop:
         info.outcome, at.cursor = outcome, batch.cursor
         at.done.clear()
         record(outcome, at.sums, at.metrics)
+        if self._feeds_objects:
+            trainer.updates.touched()
         if batch.rows:  # a worker may have none of a small batch
             self._tried += 1
             self._left_out += outcome.applied is False
