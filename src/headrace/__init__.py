@@ -13,7 +13,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_STUB = Path(__file__).with_suffix(".pyi").read_text()
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _MODULES = {name: module for module, name in re.findall(r"^from \.(\S+) import (\w+)", _STUB, re.MULTILINE)}
 
 __all__ = sorted(_MODULES)
