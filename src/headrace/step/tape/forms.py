@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .columns import log_softmax_by_columns
 from .recording import TapeTensor
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ def find_form(function: Any, args: Any, kwargs: Any, places: Sequence[Tensor]) -
     layouts = [_layout(tensor) for tensor in wanted]
     if layouts != [_layout(place) for place in places]:
         return None
-    for form in _forms(function):
+    for form in _forms(function, args):
         for place, tensor in zip(places, wanted, strict=True):
             _spoil(place, tensor)
         try:
@@ -70,8 +71,10 @@ def likeness(spec: Any) -> Any:
     return type(spec), spec
 
 
-def _forms(function: Any) -> Iterator[Form]:
+def _forms(function: Any, args: Any) -> Iterator[Form]:
     """The forms of an operation that may write into planned memory, the quickest first."""
+    if function is aten._log_softmax.default and (by_columns := log_softmax_by_columns(*args)) is not None:
+        yield Form(by_columns)
     if function in COPIES:
         yield Form(None)
     elif function is aten.relu.default:

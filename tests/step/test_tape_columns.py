@@ -1,0 +1,101 @@
+"""log_softmax over a few classes, by columns: the bits of torch's way by rows, or it is not used."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.step.tape import columns
+from headrace.step.tape.columns import log_softmax_by_columns
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits of numbers; all NaN are alike."""
+    return x.masked_fill(x.isnan(), torch.nan).view(torch.int32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", columns.CLASSES)
+def test_columns_have_the_bits_of_rows(classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    rare = (-torch.inf, torch.inf, torch.nan, 1e38, 0.0, -0.0, 1e-40, -1e-40, 88.0)
+    for rows in (128, 144, 160, 256, 400, 512):
+        found = log_softmax_by_columns(torch.randn(rows, classes), 1, False)
+        assert found is not None
+        place = torch.empty(rows, classes)
+        for k in range(30_000 // rows):
+            x = torch.randn(rows, classes, generator=generator) * 10.0 ** (k % 10 - 5)
+            x[torch.rand(rows, classes, generator=generator) < 0.01] = rare[k % 9]
+            found(x, 1, False, out=place)
+            assert torch.equal(bits(place), bits(torch.log_softmax(x, 1)))
+
+
+@pytest.mark.parametrize(
+    ("x", "dim", "used"),
+    [
+        (torch.zeros(128, 10), 1, True),
+        (torch.zeros(128, 10), -1, True),
+        (torch.zeros(128, 10), 0, False),
+        (torch.zeros(10, 128).t(), 1, False),
+        (torch.zeros(128, 10, dtype=torch.float64), 1, False),
+        (torch.zeros(100, 10), 1, False),
+        (torch.zeros(1024, 10), 1, False),
+        (torch.zeros(128, 16), 1, False),
+        (torch.zeros(16, 2), 1, False),
+        (torch.zeros(16, 8, 4), 1, False),
+    ],
+)
+def test_shapes_and_types_that_were_not_searched_are_left_to_torch(x: Tensor, dim: int, used: bool) -> None:
+    assert (log_softmax_by_columns(x, dim, False) is not None) == used
+
+
+def test_what_differs_in_one_number_of_all_draws_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def almost(rows: int, classes: int, make: Any = columns.make) -> Any:
+        exact = make(rows, classes)
+
+        def inexact(*args: Any, out: Tensor) -> None:
+            nonlocal calls
+            exact(*args, out=out)
+            calls += 1
+            if calls == 20:
+                out.view(torch.int32)[5, 3] += 1
+
+        return inexact
+
+    monkeypatch.setattr(columns, "make", almost)
+    assert log_softmax_by_columns(torch.randn(128, 10), 1, False) is None
+    assert calls == 20
+
+
+def test_the_draws_leave_random_numbers_as_they_are() -> None:
+    before = torch.get_rng_state()
+    assert log_softmax_by_columns(torch.zeros(128, 10), 1, False) is not None
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("rows", [128, 100])
+def test_a_training_with_ten_classes_has_torchs_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = [], []
+
+    def noting(rows: int, classes: int, make: Any = columns.make) -> Any:
+        made.append(make(rows, classes))
+        return made[-1]
+
+    monkeypatch.setattr(columns, "make", noting)
+    used = False
+    for tape in (False, True):
+        torch.manual_seed(3)
+        x, y = torch.randn(rows * 12, 7), torch.randint(0, 10, (rows * 12,))
+        model = nn.Linear(7, 10)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=rows, tape=tape)
+        for _ in trainer.steps((x, y), epochs=3):
+            forms = trainer.updates._each[0].tapes._forms.values()
+            used = used or any(form is not None and form.function in made for form in forms)
+        found.append([value.clone() for value in model.state_dict().values()])
+    assert all(map(torch.equal, *found))
+    assert used == (rows == 128)
