@@ -176,20 +176,6 @@ def test_equal_values_have_equal_digests_and_others_have_others() -> None:
     assert {len(each) for each in found} == {12}
 
 
-AS_IN_0_1_0 = [
-    (lambda: hr.EarlyStopping, "ffe6af027be5"),
-    (lambda: hr.EarlyStopping("val/loss", 3), "5d395c311202"),
-    (lambda: [hr.EMA(0.9), hr.Freeze("a")], "64aaa3ea17d8"),
-    (lambda: [hr.WarmupCosine(0.1), hr.OneCycle(0.1)], "c43e0d7796ec"),
-]
-
-
-@pytest.mark.parametrize(("make", "name"), AS_IN_0_1_0, ids=[name for _, name in AS_IN_0_1_0])
-def test_a_fit_has_the_name_that_version_0_1_0_gave_it(make: Any, name: str) -> None:
-    """Else `run=` would begin it anew instead of going on."""
-    assert digest(make()) == name
-
-
 def test_an_order_in_memory_does_not_count() -> None:
     columns = np.arange(6.0).reshape(2, 3)
     assert digest(columns) == digest(np.asfortranarray(columns)) == digest(np.repeat(columns, 2, axis=1)[:, ::2])
