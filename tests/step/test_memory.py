@@ -41,6 +41,7 @@ def peak_kb(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak is read from /proc")
 def test_large_gradients_of_an_update_are_let_go_before_the_next_pass() -> None:
     assert peak_kb("by headrace") < peak_kb("by hand") + 0.4 * WEIGHTS_KB

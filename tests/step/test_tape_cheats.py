@@ -161,7 +161,7 @@ def check(make: Callable[[], Cheat], unseen: bool = False, ways: Sequence[str] =
 @pytest.mark.takes_turns
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # of Python 3.13
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "seeds_torch" else n for n in ALL])
 def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -> None:
     check(ALL[name], name in UNSEEN, ("fit",) if name in READS else ("steps", "fit"))
 

@@ -15,6 +15,7 @@ trainer.fit((torch.zeros(8, 2), torch.zeros(8, 1)), epochs=1, progress=False)
 SAID = "has started 4 of these processes, and each of them is a worker alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
