@@ -280,13 +280,6 @@ class Losses(dict[str, Loss]):
         """Those of a validation, too: all but priors."""
         return Losses({name: loss for name, loss in self.items() if not loss.training_only})
 
-    def terms(self, model: nn.Module, outputs: Any, batch: Batch) -> dict[str, Term]:
-        """The terms of outputs that are there already."""
-        for field in batch.fields.values():
-            if type(field) is not Tensor:
-                return {name: loss.term(model, *by_items(loss, outputs, batch)) for name, loss in self.items()}
-        return {name: loss.term(model, outputs, batch) for name, loss in self.items()}
-
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
         """The weight of every term, as far as it is known before the model is called."""
         return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.items()}
@@ -308,6 +301,13 @@ class Losses(dict[str, Loss]):
                 raise ConfigError(
                     f"the loss compares with an {unknown('stream', name, names)} Pass it, as in (x, y), or say target=."
                 )
+
+
+def terms_of_outputs(losses: Losses, model: nn.Module, outputs: Any, batch: Batch) -> dict[str, Term]:
+    """The terms of outputs that are there already."""
+    if any(isinstance(field, Rows) for field in batch.fields.values()):
+        return {name: loss.term(model, *by_items(loss, outputs, batch)) for name, loss in losses.items()}
+    return {name: loss.term(model, outputs, batch) for name, loss in losses.items()}
 
 
 def by_items(loss: Loss, outputs: Any, batch: Batch) -> tuple[Any, Batch]:

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch, Stream
-from ..data.fields import Rows
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, unknown
-from .base import Loss, Losses, Sum, Term, Weight, as_list, by_items, pick
+from .base import Loss, Losses, Sum, Term, Weight, as_list, by_items, pick, terms_of_outputs
 from .call import Call, Inputs, first_call
 from .metrics import Compared
 from .translate import translate
@@ -122,9 +121,8 @@ class Supervised(Objective):
             outputs = self.call.known.get(tuple(batch.fields), self.call)(model, batch)
         elif outputs is None:
             outputs = self._first_call(model, batch)
-        terms, dense = Terms(), not any(isinstance(field, Rows) for field in batch.fields.values())
-        for name, loss in (self.loss if model.training else self._data_terms).items():
-            terms[name] = loss.term(model, *((outputs, batch) if dense else by_items(loss, outputs, batch)))
+        losses = self.loss if model.training else self._data_terms
+        terms = Terms(terms_of_outputs(losses, model, outputs, batch))
         terms.outputs = outputs
         return terms
 
@@ -242,7 +240,7 @@ class WithTerms(Objective):
                 f"{of_outputs[0]!r} is of the model's outputs, and {title}.terms() does not show them. Return "
                 "hr.Terms with .outputs."
             )
-        terms = {**found, **losses.terms(model, outputs, batch)}
+        terms = {**found, **terms_of_outputs(losses, model, outputs, batch)}
         if not isinstance(found, Terms):
             return terms
         joint = Terms(terms)

@@ -154,7 +154,7 @@ class PassContext:
 
 
 class Pass(ABC):
-    """Finds the gradients of an passes."""
+    """Finds the gradients of an update."""
 
     fills = False
     """Whether it writes every gradient, so that none has to be zero before."""
