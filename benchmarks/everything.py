@@ -38,7 +38,7 @@ WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "nothing": lambda run: {"progress": False},
     "again": lambda run: {"progress": False},
     "bar": lambda run: {"progress": "bar"},
-    "run": lambda run: {"progress": False, "run": run, "logs": False},
+    "run": lambda run: {"progress": False, "run": hr.Run(run, logs=False)},
     "everything": lambda run: {"progress": "bar", "run": run, "callbacks": [hr.CSV()]},
 }
 

@@ -136,9 +136,7 @@ class Training:
             epochs=1_000_000,
             log_every="1000000 steps",
             callbacks=[self._hook],
-            run=run,
-            checkpoint_every="2 steps",
-            wait_for_saves=wait,
+            run=hr.Run(run, every="2 steps", wait=wait),
         )
         self.run = run
         self.held()  # of step 0, when the optimizer has nothing to remember yet
@@ -301,7 +299,7 @@ class Headrace:
         if self._jumps and resume == "never":
             reader.load_state_dict({**reader.state_dict(), "position": (steps - 1) * BATCH})
         start = time.perf_counter()
-        trainer.fit(reader, steps=steps, run=run, resume=resume, callbacks=[first], progress=False)
+        trainer.fit(reader, steps=steps, run=hr.Run(run, resume=resume), callbacks=[first], progress=False)
         return first.since(start)
 
 

@@ -42,6 +42,10 @@ def trainer(**options):
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     return hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=64, device="cpu", **options)
+def saved_in(run):
+    if hasattr(hr, "Run"):
+        return {"run": hr.Run(run, every="20 steps", logs=False)}
+    return {"run": run, "checkpoint_every": "20 steps", "logs": False}  # version 0.2
 """
 PROGRAMS = {
     "import": "import headrace as hr; hr.Trainer",
@@ -67,7 +71,7 @@ for _ in range(12):
 with tempfile.TemporaryDirectory() as place:
     for epochs in (8, 10):
         run = place + "/run"
-        trainer().fit(data(), epochs=epochs, progress=False, run=run, checkpoint_every="20 steps", logs=False)
+        trainer().fit(data(), epochs=epochs, progress=False, **saved_in(run))
 """,
     "read a file": COMMON
     + """

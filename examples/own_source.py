@@ -38,8 +38,8 @@ def train(run, stop_at=None):
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=64, metrics=["accuracy"])
     val = hr.take(Spirals(seed=1), 2000)
-    options = {"steps": 600, "validate_every": "200 steps", "log_every": "200 steps", "run": run}
-    for info in trainer.steps(Spirals(seed=0), val, **options, checkpoint_every="100 steps"):
+    options = {"steps": 600, "validate_every": "200 steps", "log_every": "200 steps"}
+    for info in trainer.steps(Spirals(seed=0), val, run=hr.Run(run, every="100 steps"), **options):
         if info.step == stop_at:
             break  # as if somebody had pressed Ctrl-C
     return model, trainer.history.last["val/accuracy"] if stop_at is None else None

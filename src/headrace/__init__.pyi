@@ -60,6 +60,7 @@ from .loss.objective import Terms as Terms
 from .loss.outcome import Outcome as Outcome
 from .loss.translate import RowMean as RowMean
 from .step.weights import load_weights as load_weights
+from .train.runs import Run as Run
 from .train.schedule import OneCycle as OneCycle
 from .train.schedule import Schedule as Schedule
 from .train.schedule import WarmupCosine as WarmupCosine

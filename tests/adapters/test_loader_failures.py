@@ -17,6 +17,7 @@ import pytest
 import torch
 from kit import trainees
 from kit.forked import start, tell
+from kit.in_run import in_run
 from kit.sampled import sampled
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -146,8 +147,8 @@ def train(
     model.register_forward_pre_hook(seen.forward)
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.01))
     source = LoaderSource(loader(how, at, kind), names=("x", "y", "i"), streams=STREAMS, timeout_s=timeout_s)
-    options = {"checkpoint_every": "3 steps", "callbacks": [seen], "progress": False, "wait_for_saves": True}
-    trainer.fit(source, run=run, epochs=EPOCHS, **options)
+    options = {"every": "3 steps", "callbacks": [seen], "progress": False, "wait": True}
+    trainer.fit(source, epochs=EPOCHS, **in_run(run, **options))
     return trainees.digest(trainer)
 
 

@@ -162,7 +162,7 @@ def test_a_run_can_be_looked_at_while_it_is_being_trained(run: Path, command: Ca
 def train_for_long(run: str) -> None:
     """A training in a process of its own that saves and removes a checkpoint at every update, until it is stopped."""
     trainer = trainees.trainer(microbatch=None)
-    trainer.fit(trainees.Rows(), run=run, epochs=10**6, checkpoint_every="1 step", keep=3, progress=False)
+    trainer.fit(trainees.Rows(), run=hr.Run(run, every="1 step", keep=3), epochs=10**6, progress=False)
 
 
 @pytest.mark.slow
@@ -265,7 +265,9 @@ def test_exported_weights_are_those_of_the_checkpoint(
 
 
 def test_the_best_is_exported_if_there_is_one(recipe: Path, tmp_path: Path, command: Callable[..., Result]) -> None:
-    history = made(recipe, "small").run(run=tmp_path / "run", keep=1, callbacks=[hr.BestModel("val/loss", mode="max")])
+    history = made(recipe, "small").run(
+        run=hr.Run(tmp_path / "run", keep=1), callbacks=[hr.BestModel("val/loss", mode="max")]
+    )
     worst = max(history, key=lambda row: row["val/loss"])["step"]
     assert worst != 20
     assert f"weights of step {worst}" in command("checkpoint", "export", tmp_path / "run")[1]

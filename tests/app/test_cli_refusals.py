@@ -108,8 +108,8 @@ def test_what_cannot_be_is_said_in_a_sentence(words: str, status: int, told: str
 @pytest.mark.parametrize(
     ("option", "value", "argument", "told"),
     [
-        ("checkpoint_every", "often", "checkpoint_every", ' is a number and a unit, as in "1 epoch" or "500 steps"'),
-        ("checkpoint_every", "3 weeks", "checkpoint_every", "='3 weeks': unknown unit 'weeks'"),
+        ("checkpoint_every", "often", "every", ' is a number and a unit, as in "1 epoch" or "500 steps"'),
+        ("checkpoint_every", "3 weeks", "every", "='3 weeks': unknown unit 'weeks'"),
         ("validate_every", "3 min", "validate_every", "='3 min': minutes differ from run to run"),
     ],
 )
@@ -117,7 +117,8 @@ def test_an_error_names_its_argument_and_a_command_its_flag(
     option: str, value: str, argument: str, told: str, place: Path, capsys: Any
 ) -> None:
     with pytest.raises(hr.ConfigError) as caught:
-        load_recipe("sines.py:small").run(**{option: value, "run": "r", "progress": False})
+        given = {"run": hr.Run("r", every=value)} if argument == "every" else {option: value}
+        load_recipe("sines.py:small").run(**given, progress=False)
     assert caught.value.argument == argument
     assert str(caught.value).startswith(f"{argument}={told.removeprefix('=')}")
     said = refused(capsys, "fit", "sines.py:small", f"--{option}", value, "--run", "r")

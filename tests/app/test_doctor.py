@@ -138,7 +138,7 @@ def test_a_slow_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor, "_written", lambda where, count: (5e6, 0.2))
     (finding,) = doctor.disk_at(tmp_path).findings
     assert "5 MB/s and 200 ms" in finding.what
-    assert "checkpoint_every" in finding.do
+    assert "every=" in finding.do
 
 
 class Card:

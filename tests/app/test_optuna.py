@@ -111,7 +111,7 @@ class Broken(hr.Callback):
 
 def test_an_interrupted_trial_goes_on_and_reports_nothing_twice(tmp_path: Path, storage: str | None) -> None:
     trial = asked(NEVER, storage)
-    options = {"run": tmp_path / "run", "checkpoint_every": "3 epochs"}
+    options = {"run": hr.Run(tmp_path / "run", every="3 epochs")}
     with pytest.raises(InterruptedError):
         fit(make(), Pruning(trial), Broken(5), **options)
     same = optuna.trial.Trial(trial.study, trial._trial_id)

@@ -94,7 +94,7 @@ def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_ke
     assert found.updates == 10, "an epoch, where the recipe makes 5 steps"
     assert rehearse("recipe.py:counted", "periodic", workers=2, network=SLOW).updates == 5
     assert merged({"epochs": 2, "scan": True}, {"steps": 5}) == {"scan": True, "steps": 5}
-    assert merged({"epochs": 2}, {"run": "here"}) == {"epochs": 2, "run": "here"}
+    assert merged({"epochs": 2}, {"run": "here"}) == {"epochs": 2, "run": hr.Run("here")}
     assert not (place / "runs").exists()
 
 

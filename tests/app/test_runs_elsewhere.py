@@ -26,7 +26,7 @@ def trainer() -> hr.Trainer:
 DATA = torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
 USES: dict[str, Use] = {
     "fit": lambda run: trainer().fit(DATA, epochs=1, run=run, progress=False),
-    "resume": lambda run: trainer().fit(DATA, epochs=1, run=run, resume="must", progress=False),
+    "resume": lambda run: trainer().fit(DATA, epochs=1, run=hr.Run(run, resume="must"), progress=False),
     "steps": lambda run: next(iter(trainer().steps(DATA, epochs=1, run=run))),
     "two workers": lambda run: hr.launch(train, str(run), workers=2),
     "load": lambda run: hr.load(run, trust=True),

@@ -208,7 +208,7 @@ def test_what_is_held_out_ends_the_training() -> None:
 def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
     options = {"clip_norm": 1.0, "schedule": hr.WarmupCosine(0.1)}
     optimizer = partial(torch.optim.SGD, momentum=0.9)
-    fitted = small(optimizer=optimizer, trainer_options=options, fit_options={"keep": "all"}, run=tmp_path / "run")
+    fitted = small(optimizer=optimizer, trainer_options=options, run=hr.Run(tmp_path / "run", keep="all"))
     fitted.fit(X, Y)
     rates = fitted.history_["rate"]
     assert max(rates) > 5 * rates[-1]
@@ -356,8 +356,8 @@ def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
         ({"module": lambda a, b: None}, "module= makes an nn.Module .*, got a NoneType"),
         ({"trainer_options": {"nonfinite": "stopp"}}, "Did you mean 'stop'"),
         ({"epochs": 0}, "epochs"),
-        ({"run": ""}, "run= is the path of a directory, got ''"),
-        ({"run": 3}, "run= is the path of a directory, got 3"),
+        ({"run": ""}, "run= is the path of a directory, or .*; got ''"),
+        ({"run": 3}, "run= is the path of a directory, or .*; got 3"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_fit(options: dict[str, Any], said: str) -> None:

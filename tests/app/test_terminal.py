@@ -53,7 +53,7 @@ def waits() -> hr.Recipe:
     model = torch.nn.Linear(2, 1)
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=2)
     data = torch.zeros(20, 2), torch.zeros(20, 1)
-    return hr.Recipe(trainer, data, fit={"epochs": 1, "checkpoint_every": "2 steps", "callbacks": [Waits()]})
+    return hr.Recipe(trainer, data, fit={"epochs": 1, "run": hr.Run(every="2 steps"), "callbacks": [Waits()]})
 '''
 
 HELD = '''

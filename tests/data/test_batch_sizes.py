@@ -261,7 +261,7 @@ def test_resume_after_any_step_gives_the_weights_of_a_training_never_stopped(
             if info.step == step:
                 break
         resumed = make(schedule, macrobatch=20)
-        seen = trace(resumed, SOURCES[source](), epochs=2, run=run, resume="must")
+        seen = trace(resumed, SOURCES[source](), epochs=2, run=hr.Run(run, resume="must"))
         assert seen == expected[step:]
         assert torch.equal(weights(resumed), weights(whole))
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sums import Elsewhere, X, Y, make
 from torch import Tensor, nn
 
@@ -109,7 +110,7 @@ def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path:
     for seed, options in ((1, {}), (2, {"override": True})):
         data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)
         trainer = make()
-        trainer.fit(data, steps=3 * seed, progress=False, run=tmp_path / "run", **options)
+        trainer.fit(data, steps=3 * seed, progress=False, **in_run(tmp_path / "run", **options))
     with pytest.raises(hr.SourceError, match="seed: saved 2, now 3"):
         make().fit(
             hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=3), 25),
@@ -129,7 +130,7 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
     options = {"batch_size": sizes, "microbatch": whole(2), "macrobatch": whole(16), "seed": whole(3)}
     trainer = make(**options)
     reader = hr.Reader(table, "blocks", whole(1), block=whole(5), mix=whole(2), max_samples=whole(30))
-    trainer.fit(reader, epochs=whole(1), run=tmp_path / "run", logs=False, progress=False)
+    trainer.fit(reader, epochs=whole(1), run=hr.Run(tmp_path / "run", logs=False), progress=False)
     assert trainer.predict(X, batch_size=whole(8)).shape == (40,)
     trainer.validate(table, batch_size=whole(8), limit=whole(8))
     assert len(hr.skip(hr.take(table, whole(9)), whole(4))) == 5

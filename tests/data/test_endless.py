@@ -197,7 +197,7 @@ def test_a_training_in_epochs_of_n_rows_is_resumed_bit_for_bit(
             if info.step == step:
                 break
         resumed = make(**options)
-        history = resumed.fit(compose.take(kind(), 22), epochs=3, run=run, resume="must", progress=False)
+        history = resumed.fit(compose.take(kind(), 22), epochs=3, run=hr.Run(run, resume="must"), progress=False)
         assert (history.last["step"], history.last["epoch"]) == (steps, 3)
         assert torch.equal(weights(resumed), weights(whole))
 
@@ -208,7 +208,7 @@ def test_a_training_without_end_is_resumed_bit_for_bit_and_made_longer(kind: typ
     whole.fit(kind(), steps=15, progress=False)
     make(macrobatch=16).fit(kind(), steps=6, run=tmp_path / "run", progress=False)
     second = make(macrobatch=16)
-    second.fit(kind(), steps=15, run=tmp_path / "run", resume="must", progress=False)
+    second.fit(kind(), steps=15, run=hr.Run(tmp_path / "run", resume="must"), progress=False)
     assert torch.equal(weights(second), weights(whole))
 
 

@@ -71,7 +71,7 @@ def train(at: Path, pauses: bool) -> None:
     rounds, pause = Periodic(f"{EVERY} steps"), Pause(pauses)
     trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=16, order="blocks", strategy=rounds)
     try:
-        trainer.fit(rows, epochs=2, run=at / "run", checkpoint_every="10 steps", callbacks=[pause], progress=False)
+        trainer.fit(rows, epochs=2, run=hr.Run(at / "run", every="10 steps"), callbacks=[pause], progress=False)
     except WorkerError as error:
         said = f"{time.monotonic()} {error}"  # by a clock that both hosts share
         (at / f"failed-{os.environ['RANK']}").write_text(said)

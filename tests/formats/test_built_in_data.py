@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sampled import sampled
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -101,7 +102,7 @@ def test_a_run_on_files_that_have_changed_since_is_refused_and_they_are_named(tm
         model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
         trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01), batch_size=8)
         data = hr.open_table(tmp_path / "part-*.npz")
-        return trainer.fit(data, epochs=3, progress=False, run=tmp_path / "run", **options)
+        return trainer.fit(data, epochs=3, progress=False, **in_run(tmp_path / "run", **options))
 
     for k in range(2):
         x = np.random.default_rng(k).random((20, 3), dtype="float32")

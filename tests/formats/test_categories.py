@@ -41,7 +41,7 @@ def make() -> hr.Trainer:
 
 def fitted(data: Any = None, run: Path | None = None, **options: Any) -> hr.Trainer:
     trainer = make()
-    trainer.fit(train() if data is None else data, epochs=1, progress=False, run=run, logs=False, **options)
+    trainer.fit(train() if data is None else data, epochs=1, progress=False, run=hr.Run(run, logs=False), **options)
     return trainer
 
 
@@ -154,7 +154,7 @@ def test_a_run_is_not_resumed_with_strings_that_have_other_numbers(tmp_path: Pat
         make().fit(other, epochs=2, progress=False, run=tmp_path / "run")
     trainer = make()
     with pytest.warns(UserWarning, match="override=True: the run goes on all the same, although .* 0 is 'ant' there"):
-        trainer.fit(other, epochs=2, progress=False, run=tmp_path / "run", override=True, logs=False)
+        trainer.fit(other, epochs=2, progress=False, run=hr.Run(tmp_path / "run", override=True, logs=False))
     assert trainer.categories == loaded(tmp_path / "run").categories == {"kind": ["bee", "cat", "zoo"]}
 
 
@@ -196,7 +196,7 @@ def test_weights_of_a_run_whose_data_knew_no_categories_can_be_used(tmp_path: Pa
     trainer = loaded(tmp_path / "run")
     assert trainer.categories == {}
     assert len(trainer.predict(train())) == 12
-    make().fit(train(), epochs=2, progress=False, run=tmp_path / "run", logs=False)
+    make().fit(train(), epochs=2, progress=False, run=hr.Run(tmp_path / "run", logs=False))
     assert loaded(tmp_path / "run").categories == {"kind": KINDS}
 
 
@@ -204,7 +204,7 @@ def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Pa
     model = Look()
     model.scale = nn.Parameter(torch.ones(()))
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1.0), inputs="kind")
-    trainer.fit(train(), epochs=1, progress=False, run=tmp_path / "run", logs=False)
+    trainer.fit(train(), epochs=1, progress=False, run=hr.Run(tmp_path / "run", logs=False))
     with pytest.warns(UserWarning, match="not in this model: scale"):
         assert loaded(tmp_path / "run", strict=False).categories == {}
     hr.load_weights(model, tmp_path / "run", which="last", strict=False)

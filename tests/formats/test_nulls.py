@@ -233,7 +233,7 @@ def test_data_filled_with_other_values_than_the_training_s_are_refused(tmp_path:
     with pytest.warns(
         UserWarning, match="override=True: the run goes on all the same, although .* 0.0 stands for nulls"
     ):
-        trainer().fit(val, epochs=2, run=tmp_path / "run", progress=False, override=True)
+        trainer().fit(val, epochs=2, run=hr.Run(tmp_path / "run", override=True), progress=False)
 
 
 def test_a_training_on_filled_data_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ PUBLIC = [
     "Reader",
     "Recipe",
     "RowMean",
+    "Run",
     "RunError",
     "SWA",
     "Schedule",

@@ -48,9 +48,8 @@ def work(kind: str, run: str, epochs: int) -> None:
         data,
         val=data,
         epochs=epochs,
-        run=run,
+        run=hr.Run(run, every="3 steps"),
         callbacks=[hr.EarlyStopping("val/loss", patience=50), hr.TensorBoard(), hr.CSV()],
-        checkpoint_every="3 steps",
         progress=False,
     )
 

@@ -270,7 +270,9 @@ def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(
             if info.step == step:
                 break
         resumed = trainer()
-        history = resumed.fit(data(), DATA, epochs=2, log_every="3 steps", run=run, resume="must", progress=False)
+        history = resumed.fit(
+            data(), DATA, epochs=2, log_every="3 steps", run=hr.Run(run, resume="must"), progress=False
+        )
         assert torch.equal(weights(resumed.model), weights(whole.model))
         assert history.rows == rows
 

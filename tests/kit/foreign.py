@@ -151,7 +151,7 @@ def fed(batch: hr.Batch) -> tuple[list[float], list[int]]:
 def trained(data: Any, run: Path | None, stop: int | None = None) -> str:
     """The training, from where its run is, up to a step; a hash of all that it has come to."""
     trainer = trainer_of()
-    for info in trainer.steps(data, run=run, epochs=2, checkpoint_every="5 steps", wait_for_saves=True):
+    for info in trainer.steps(data, run=hr.Run(run, every="5 steps", wait=True), epochs=2):
         if info.step == stop:
             break
     return trainees.digest(trainer)

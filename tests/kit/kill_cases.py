@@ -148,7 +148,7 @@ def fit(run: str | Path | None, name: str, watch: Watch, **options: Any) -> hr.T
     """A worker's part of the training."""
     trained = trainer(name)
     watch.look(trained)
-    given = {"epochs": EPOCHS, "checkpoint_every": f"{SAVED} steps"} | options
+    given = {"epochs": EPOCHS, "every": f"{SAVED} steps"} | options
     rows = trainees.Rows(ROWS, lambda rows: watch.at("data") if trained.info else None)  # once it is under way
     trainees.fit(trained, run, rows, callbacks=[watch], **given)
     return trained

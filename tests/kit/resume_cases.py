@@ -123,7 +123,7 @@ def in_blocks() -> Case:
 
 
 def within_epochs() -> Case:
-    options = {"validate_every": "3 steps", "log_every": "2 steps", "checkpoint_every": "7 steps"}
+    options = {"validate_every": "3 steps", "log_every": "2 steps", "every": "7 steps"}
     options["callbacks"] = [Counts(), hr.EarlyStopping(patience=4), hr.BestModel("val/accuracy", k=2), Counts()]
     metrics = ["accuracy", "confusion", "f1:macro", "error"]
     return Case(trainer(network(), metrics=metrics, schedule=hr.OneCycle(peak=0.4)), options=options)
@@ -131,7 +131,7 @@ def within_epochs() -> Case:
 
 def by_samples() -> Case:
     """The best is the first, and the model ends as it."""
-    options = {"validate_every": "10 samples", "log_every": "7 samples", "checkpoint_every": "25 samples"}
+    options = {"validate_every": "10 samples", "log_every": "7 samples", "every": "25 samples"}
     options["callbacks"] = [hr.EarlyStopping(mode="max", patience=50)]
     return Case(trainer(network(), schedule=None), options=options)
 

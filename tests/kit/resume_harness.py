@@ -20,6 +20,7 @@ from torch import Tensor
 import headrace as hr
 from headrace.store.checkpoints import Store
 from kit.fault_harness import in_child
+from kit.in_run import in_run
 from kit.resume_cases import CASES, Case
 from kit.resume_parts import EPOCHS
 
@@ -113,7 +114,7 @@ def train(case: Case, where: Path, log: Path, stop: Stop | None) -> None:
     options = {"epochs": EPOCHS, "run": where / "run", **case.options}
     options["callbacks"] = [*case.options.get("callbacks", ()), events]
     try:
-        for info in case.trainer.steps(case.train, case.val, **options):
+        for info in case.trainer.steps(case.train, case.val, **in_run(**options)):
             if stop == Stop(info.step):
                 return
     except (StoppedError, SystemExit):

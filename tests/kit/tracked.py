@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import headrace as hr
+from kit.in_run import in_run
 
 X = torch.sin(torch.arange(96.0)).reshape(24, 4)
 DATA = (X, (X[:, 0] > 0).long())
@@ -34,5 +35,5 @@ def train(*callbacks: hr.Callback, run: Path | None = None, epochs: int = 2, **o
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=["accuracy"])
-    given = {"validate_every": "4 steps", "checkpoint_every": "5 steps", "progress": False}
-    return trainer.fit(DATA, DATA, DATA, run=run, epochs=epochs, callbacks=list(callbacks), **(given | options))
+    given = {"validate_every": "4 steps", "every": "5 steps", "progress": False}
+    return trainer.fit(DATA, DATA, DATA, epochs=epochs, callbacks=list(callbacks), **in_run(run, **given | options))

@@ -23,6 +23,7 @@ import headrace as hr
 from headrace.store import disk
 from headrace.store.checkpoints import Store
 from kit.forked import Child, hear, hold, start, tell
+from kit.in_run import in_run
 
 ROWS, BATCH, EPOCHS = 38, 4, 3
 UPDATES = 10  # in an epoch
@@ -119,7 +120,7 @@ def fit(trainer: hr.Trainer, run: str | Path | None, train: Any = None, **option
         "val": Rows(12),
         "test": Rows(9),
         "epochs": EPOCHS,
-        "checkpoint_every": "5 steps",
+        "every": "5 steps",
         "log_every": "2 steps",
         "keep": 2,
         "callbacks": [],
@@ -127,7 +128,7 @@ def fit(trainer: hr.Trainer, run: str | Path | None, train: Any = None, **option
     }
     given |= options
     given["callbacks"] = [hr.BestModel("val/loss"), *given["callbacks"]]
-    return trainer.fit(Rows() if train is None else train, run=run, **given)
+    return trainer.fit(Rows() if train is None else train, **in_run(run, **given))
 
 
 def digest(trainer: hr.Trainer) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sampled import sampled
 from torch import Tensor, nn
 
@@ -191,11 +192,11 @@ def test_a_run_goes_on_after_an_optimizer_that_has_failed_half_way(tmp_path: Any
     """The checkpoint is from before."""
     x, y = (torch.cat(parts) for parts in zip(*[batch(number) for number in range(6)], strict=True))
     trainer, undisturbed = made("plain", {"batch_size": 8}), made("plain", {"batch_size": 8})
-    options = {"epochs": 2, "checkpoint_every": "1 step", "progress": False}
+    options = {"epochs": 2, "every": "1 step", "progress": False}
     handle = trainer.optimizer.register_step_post_hook(fail)
     with pytest.raises(FailError):
-        trainer.fit((x, y), run=tmp_path / "run", **options)
+        trainer.fit((x, y), **in_run(tmp_path / "run", **options))
     handle.remove()
-    trainer.fit((x, y), run=tmp_path / "run", **options)
-    undisturbed.fit((x, y), **options)
+    trainer.fit((x, y), **in_run(tmp_path / "run", **options))
+    undisturbed.fit((x, y), **in_run(**options))
     torch.testing.assert_close(state(trainer), state(undisturbed), rtol=0, atol=0)

@@ -75,7 +75,7 @@ def is_finite(model: nn.Module) -> bool:
 def test_no_checkpoint_holds_a_weight_that_is_not_finite(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     made = trainer(name, **options)
     with pytest.raises(hr.NonFiniteError, match=CASES[name][2]):
-        made.fit((X, Y), epochs=1, run=tmp_path / "run", checkpoint_every="1 step", progress=False)
+        made.fit((X, Y), epochs=1, run=hr.Run(tmp_path / "run", every="1 step"), progress=False)
     assert saved(tmp_path / "run") == [0]
     found = CASES[name][0]()
     hr.load_weights(found, tmp_path / "run", which="last")
@@ -121,9 +121,8 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
         found.fit(
             (X, Y),
             epochs=50,
-            run=tmp_path / "run",
+            run=hr.Run(tmp_path / "run", every="1000 steps"),
             progress=False,
-            checkpoint_every="1000 steps",
             log_every="500 steps",
         )
     assert saved(tmp_path / "run") == [0]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.in_run import in_run
 from kit.sampled import sampled
 from torch import Tensor, nn
 
@@ -207,21 +208,21 @@ def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
 ) -> None:
     setting = Setting(cause, on_device)
     with pytest.raises(hr.NonFiniteError):
-        quiet(setting.trainer(), setting.bad, run=tmp_path, checkpoint_every="1 step")
+        quiet(setting.trainer(), setting.bad, run=hr.Run(tmp_path, every="1 step"))
     store = Store(tmp_path / "checkpoints", None)
     assert store.steps() == [0, 1, 2]
     before = [store.verify(step) for step in store.steps()]
     with pytest.raises(hr.NonFiniteError, match=r"^step 3 "):
-        quiet(setting.trainer(), setting.bad, run=tmp_path, checkpoint_every="1 step")
+        quiet(setting.trainer(), setting.bad, run=hr.Run(tmp_path, every="1 step"))
     assert [store.verify(step) for step in store.steps()] == before
     assert all(
         bool(v.isfinite().all()) for v in store.load(2).tensors["model.safetensors"].values() if v.is_floating_point()
     )
     resumed, whole = setting.trainer(), setting.trainer()
-    good: dict[str, Any] = {"seed": None, "run": tmp_path, "checkpoint_every": "1 step"}
+    good: dict[str, Any] = {"seed": None, "run": hr.Run(tmp_path, every="1 step")}
     with pytest.raises(hr.SourceError, match="fingerprint"):  # data that were corrected are other data
         quiet(setting.trainer(), setting.good, **good)
-    assert quiet(resumed, setting.good, **good, override=True).last["step"] == 5
+    assert quiet(resumed, setting.good, **in_run(override=True, **good)).last["step"] == 5
     quiet(whole, setting.good)
     same(state(resumed), state(whole))
     assert "ended by NonFiniteError: step 3" in (tmp_path / "log.txt").read_text()
@@ -235,7 +236,7 @@ def test_a_run_that_has_stopped_goes_on_by_skipping_if_one_insists(cause: str, t
     with pytest.raises(hr.CheckpointError, match="nonfinite: 'stop' in the run, 'skip' now"):
         quiet(setting.trainer(nonfinite="skip"), setting.bad, run=tmp_path)
     trainer = setting.trainer(nonfinite="skip")
-    assert quiet(trainer, setting.bad, run=tmp_path, override=True).last["step"] == 5
+    assert quiet(trainer, setting.bad, run=hr.Run(tmp_path, override=True)).last["step"] == 5
     assert trainer.skipped == 1
     again = setting.trainer(nonfinite="skip")
     assert quiet(again, setting.bad, run=tmp_path, epochs=2).last["step"] == 10

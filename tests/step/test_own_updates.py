@@ -180,7 +180,7 @@ def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: di
     ((name, value),) = options.items()
     trainer = made(Own, **options)
     with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}.*super"):
-        trainer.fit((X, Y), epochs=1, progress=False, run=tmp_path / "run", checkpoint_every="1 step")
+        trainer.fit((X, Y), epochs=1, progress=False, run=hr.Run(tmp_path / "run", every="1 step"))
     assert trainer.history.rows == []
     assert saved(tmp_path / "run") == [0]
     with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}"):
@@ -189,7 +189,7 @@ def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: di
 
 def test_an_update_of_ones_own_needs_a_trainer_without_an_arena(tmp_path: Path) -> None:
     with pytest.raises(hr.ConfigError, match=r"did not call super\(\)\.train_step.* needs arena=False"):
-        made(Own, arena=True).fit((X, Y), epochs=1, progress=False, run=tmp_path / "run", checkpoint_every="1 step")
+        made(Own, arena=True).fit((X, Y), epochs=1, progress=False, run=hr.Run(tmp_path / "run", every="1 step"))
     assert saved(tmp_path / "run") == [0]
 
 
@@ -210,7 +210,7 @@ def test_a_train_step_that_comes_to_the_original_keeps_every_setting(options: di
 def test_what_an_update_by_hand_has_left_is_looked_at(kind: Any, macrobatch: int, tmp_path: Path) -> None:
     trainer = made(kind, macrobatch=macrobatch)
     with pytest.raises(hr.NonFiniteError, match=r"^step [34]: .*train_step.*'0.weight'"):
-        ruined(trainer, epochs=5, run=tmp_path / "run", checkpoint_every="1 step")
+        ruined(trainer, epochs=5, run=hr.Run(tmp_path / "run", every="1 step"))
     assert saved(tmp_path / "run") == [0, 1, 2]
 
 

@@ -145,7 +145,7 @@ def test_a_training_goes_on_after_any_step_with_the_same_bits(at: int, tmp_path:
     expected = fit(trainer_of(mlp, False))
     first = trainer_of(mlp, True)
     torch.manual_seed(7)
-    for step, _ in enumerate(first.steps((X, Y), epochs=EPOCHS, run=tmp_path / "run", checkpoint_every="1 step"), 1):
+    for step, _ in enumerate(first.steps((X, Y), epochs=EPOCHS, run=hr.Run(tmp_path / "run", every="1 step")), 1):
         if step == at:
             break
     second = trainer_of(mlp, True)

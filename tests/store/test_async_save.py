@@ -90,10 +90,8 @@ def train(run: str, saves: int, wait: bool, copies: bool = True) -> None:
     callback = Saves(range(0) if wait else range(1, saves * EVERY))
     perform_with(callback.before)
     data = (DATA[:, :3], (DATA[:, 3] > 0).long())
-    trainer().fit(
-        data, steps=saves * EVERY, run=run, checkpoint_every=f"{EVERY} steps", keep="all", wait_for_saves=wait,
-        callbacks=[callback], progress=False,
-    )  # fmt: skip
+    kept = hr.Run(run, every=f"{EVERY} steps", keep="all", wait=wait)
+    trainer().fit(data, steps=saves * EVERY, run=kept, callbacks=[callback], progress=False)
 
 
 def saved(run: Path, **how: Any) -> tuple[dict[int, str], list[int], list[Contents]]:
@@ -184,6 +182,7 @@ def test_a_write_that_fails_ends_the_training_at_the_next_save_or_at_the_end(
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
+import headrace as hr
 import test_async_save
 from contextlib import closing
 from kit import trainees
@@ -198,7 +197,7 @@ LOOPS = {
     "plain": "if True:\n    for info in trainees.trainer().steps({arguments}):",
     "closed": "with closing(trainees.trainer().steps({arguments})) as loop:\n    for info in loop:",
 }
-ARGUMENTS = 'trainees.Rows(), run={run!r}, epochs=1, checkpoint_every="5 steps"'
+ARGUMENTS = 'trainees.Rows(), run=hr.Run({run!r}, every="5 steps"), epochs=1'
 
 
 def script(at: Path, loop: str, leave: str, fails: bool = False) -> Path:

@@ -44,9 +44,8 @@ def train(run: Path, stops: bool = False) -> hr.History:
     return trainer.fit(
         (X, (X[:, 0] > 0).long()),
         steps=STEPS,
-        run=run,
+        run=hr.Run(run, every="4 steps"),
         log_every="1 step",
-        checkpoint_every="4 steps",
         callbacks=[Stops()] if stops else [],
         progress=False,
     )

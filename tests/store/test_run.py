@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from kit.fault_harness import performing
+from kit.in_run import in_run
 from torch import nn
 
 import headrace as hr
 from headrace.store import disk
-from headrace.store.run import METRICS, Run, run_id
+from headrace.store.run import METRICS, RunFiles, run_id
 
 ROOT = pytest.mark.root
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)
@@ -30,7 +31,7 @@ def train(run: Path, **options: Any) -> hr.History:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-    return trainer.fit((X, (X[:, 0] > 0).long()), run=run, **{"epochs": 2, "progress": False} | options)
+    return trainer.fit((X, (X[:, 0] > 0).long()), **in_run(run, **{"epochs": 2, "progress": False} | options))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_run_json_says_what_ran_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_TEST", "3")
     monkeypatch.setenv("MY_SECRET", "password")
-    run = Run(tmp_path / "a" / "b" / "run")
+    run = RunFiles(tmp_path / "a" / "b" / "run")
     run.close()
     facts = json.loads((run.path / "run.json").read_text())
     assert facts.keys() == {"id", "created", "command", "versions", "environment", "git"}
@@ -61,7 +62,7 @@ def test_run_json_says_what_ran_where(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_run_keeps_its_id_and_two_runs_differ(tmp_path: Path) -> None:
     ids = []
     for name in ("one", "one", "two"):
-        run = Run(tmp_path / name)
+        run = RunFiles(tmp_path / name)
         ids.append(run.id)
         run.close()
     assert ids[0] == ids[1] != ids[2]
@@ -81,7 +82,7 @@ def test_the_commit_is_noted_and_whether_there_were_changes(
     commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, timeout=30, capture_output=True, text=True).stdout
     if change:
         (place / "file").write_text("2")
-    Run(tmp_path / "run").close()
+    RunFiles(tmp_path / "run").close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["git"] == commit.strip() + suffix
 
 
@@ -115,7 +116,7 @@ def test_the_log_has_a_line_with_a_time_for_everything_that_happened(tmp_path: P
 
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b]0;m\x07", "one\ntwo\rthree", "a\0b\x7f\x9b31m", "next\x85line", "α\t✓"])
 def test_a_log_line_is_one_line_and_has_no_control_characters(text: str, tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFiles(tmp_path / "run")
     run.log(f"stream {text!s} is odd")
     run.close()
     [line] = (run.path / "log.txt").read_bytes().decode().split("\n")[:-1]
@@ -139,7 +140,7 @@ def test_an_error_with_control_characters_is_logged_without_them(tmp_path: Path)
 
 
 def test_reports_are_json_whatever_a_metric_gives(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFiles(tmp_path / "run")
     odd = {"step": 1, "a": math.nan, "b": -math.inf, "c": torch.tensor([1.0, math.inf]), "d": np.float32(0.5)}
     run.report({**odd, "e": {1: (2, None)}, "f": object, "g": np.array([[1]]), "h": "\n\ud800", "i": True}, 0.5)
     run.close()
@@ -152,7 +153,7 @@ def test_reports_are_json_whatever_a_metric_gives(tmp_path: Path) -> None:
 
 
 def test_cut_drops_what_comes_after_a_step_and_what_is_not_whole(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFiles(tmp_path / "run")
     for step in (1, 2, 3, 3, 4):
         run.report({"step": step}, 0.0)
     with open(run.path / METRICS, "ab") as file:
@@ -192,9 +193,9 @@ def test_an_empty_directory_and_one_with_hidden_files_are_taken(tmp_path: Path) 
 def test_a_run_whose_json_says_nothing_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text, encoding="latin-1")
     with pytest.raises(hr.RunError, match=re.escape(str(tmp_path / "run.json"))):
-        Run(tmp_path)
+        RunFiles(tmp_path)
     (tmp_path / "run.json").write_text('{"id": "abc"}')
-    Run(tmp_path).close()  # nothing of it is held
+    RunFiles(tmp_path).close()  # nothing of it is held
 
 
 def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def test_a_full_directory_is_refused_in_a_sentence_and_taken_once_there_is_room(
 def used(path: Path) -> str:
     """Opens a run and writes what belongs to it; what is said against it."""
     try:
-        run = Run(path)
+        run = RunFiles(path)
         try:
             run.probe(0)
             run.configure({"a": 1})

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.in_run import in_run
 from torch import Tensor, nn
 
 import headrace as hr
@@ -186,8 +187,8 @@ def steps(run: Path, notes: Notes, **options: Any) -> Any:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=["accuracy", "confusion"])
-    options = {"epochs": 4, "keep": "all", "log_every": "1 step", "checkpoint_every": "1 step"} | options
-    return trainer.steps(DATA, DATA, run=run, callbacks=[notes], **options)
+    options = {"epochs": 4, "keep": "all", "log_every": "1 step", "every": "1 step"} | options
+    return trainer.steps(DATA, DATA, callbacks=[notes], **in_run(run, **options))
 
 
 def check(run: Path, notes: Notes) -> None:

@@ -66,7 +66,7 @@ def test_what_a_model_asks_for_within_an_update_is_done_after_it(what: str) -> N
 
 
 def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_update(tmp_path: Path) -> None:
-    made().fit((X, Y), steps=5, progress=False, run=tmp_path / "run", checkpoint_every="5 steps")
+    made().fit((X, Y), steps=5, progress=False, run=hr.Run(tmp_path / "run", every="5 steps"))
     calls: list[int] = []
 
     class Replaces(hr.Callback):

@@ -89,7 +89,7 @@ def test_another_requires_grad_than_that_of_the_run_is_refused_unless_it_is_mean
     other.model[0].requires_grad_(False)
     with pytest.raises(hr.CheckpointError, match=r"0\.bias is not trained now, 0\.weight is not trained now"):
         other.fit((X, Y), epochs=EPOCHS, run=tmp_path / "run", progress=False)
-    other.fit((X, Y), epochs=EPOCHS, run=tmp_path / "run", progress=False, override=True)
+    other.fit((X, Y), epochs=EPOCHS, run=hr.Run(tmp_path / "run", override=True), progress=False)
     assert not other.model[0].weight.requires_grad
 
 

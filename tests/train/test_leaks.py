@@ -40,7 +40,7 @@ class Measures(hr.Callback):
 def train(run: str, epochs: int, leaks: bool) -> None:
     """A training with everything on, of many epochs."""
     rows, val = trainees.Rows(), trainees.Rows(12)
-    options = {"checkpoint_every": "1 epoch", "log_every": "1 epoch", "wait_for_saves": True}
+    options = {"every": "1 epoch", "log_every": "1 epoch", "wait": True}
     trainees.fit(trainees.trainer(), run, rows, val=val, epochs=epochs, callbacks=[Measures(leaks)], **options)
     tell("through")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sampled import sampled
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ def make(model: nn.Module | None = None, rate: float = 0.02, **options: Any) -> 
 
 def fit(run: Path, trainer: hr.Trainer | None = None, **options: Any) -> hr.Trainer:
     trainer = make() if trainer is None else trainer
-    trainer.fit(DATA, VAL, run=run, **{"epochs": 3, "progress": False, "keep": "all"} | options)
+    trainer.fit(DATA, VAL, **in_run(run, **{"epochs": 3, "progress": False, "keep": "all"} | options))
     return trainer
 
 
@@ -94,7 +95,7 @@ EVERY: dict[str, list[int]] = {
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("every", EVERY)
 def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
-    trainer = fit(tmp_path, checkpoint_every=every)
+    trainer = fit(tmp_path, every=every)
     assert steps_in(tmp_path) == EVERY[every]
     assert same(weights_of(tmp_path, 15), trainer.model)
     assert same(weights_of(tmp_path, 0), network())
@@ -104,10 +105,10 @@ def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(
 @pytest.mark.parametrize("every", ["4 steps", "10 samples", "2 epochs"])
 def test_what_is_due_does_not_move_when_a_run_is_resumed(every: str, tmp_path: Path) -> None:
     for step in (1, 6, 11):
-        for info in make().steps(DATA, VAL, run=tmp_path, epochs=3, keep="all", checkpoint_every=every):
+        for info in make().steps(DATA, VAL, run=hr.Run(tmp_path, keep="all", every=every), epochs=3):
             if info.step == step:
                 break
-    fit(tmp_path, checkpoint_every=every)
+    fit(tmp_path, every=every)
     assert steps_in(tmp_path) == sorted({*EVERY[every], 1, 6, 11})
 
 
@@ -124,7 +125,7 @@ def test_minutes_are_counted_from_the_last_checkpoint(tmp_path: Path, monkeypatc
 
     clock = Clock()
     monkeypatch.setattr(keeper, "time", clock)
-    fit(tmp_path, checkpoint_every="10 min", callbacks=[Ticks()])
+    fit(tmp_path, every="10 min", callbacks=[Ticks()])
     assert steps_in(tmp_path) == [0, 4, 8, 12, 15]
 
 
@@ -143,7 +144,7 @@ def test_workers_save_once_for_each_time_that_it_is_due(tmp_path: Path, monkeypa
     monkeypatch.setattr(keeper, "time", clock)
 
     def work(run: Path) -> None:
-        fit(run, make(nn.Linear(6, 3)), checkpoint_every="10 min", callbacks=[Ticks()])
+        fit(run, make(nn.Linear(6, 3)), every="10 min", callbacks=[Ticks()])
 
     hr.launch(work, tmp_path, workers=2, network=hr.Network(rows_per_s=2.0))  # so slow that there is always a word
     # due after two steps, it is heard of one later, or at once where an epoch ends
@@ -152,8 +153,8 @@ def test_workers_save_once_for_each_time_that_it_is_due(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("every", ["0 steps", "often", "3 parsecs", "1.5 steps", 3, None])
 def test_an_interval_that_is_none_is_refused_before_a_directory_is_made(every: Any, tmp_path: Path) -> None:
-    with pytest.raises(hr.ConfigError, match="checkpoint_every"):
-        fit(tmp_path / "run", checkpoint_every=every)
+    with pytest.raises(hr.ConfigError, match="every="):
+        fit(tmp_path / "run", every=every)
     assert not (tmp_path / "run").exists()
 
 
@@ -175,7 +176,7 @@ def test_nothing_is_saved_of_a_step_that_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", ["1 step", "3 steps", "1 epoch"])
 def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_step(every: str, tmp_path: Path) -> None:
     def drive(trainer: hr.Trainer, **options: Any) -> None:
-        for _ in trainer.steps(DATA, VAL, epochs=3, checkpoint_every=every, **options):
+        for _ in trainer.steps(DATA, VAL, epochs=3, **in_run(every=every, **options)):
             with torch.no_grad():
                 trainer.model[3].weight += 0.1 * torch.rand(3, 8)
             trainer.optimizer.param_groups[0]["lr"] *= 0.9
@@ -191,7 +192,7 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
     torch.manual_seed(5)
     with pytest.raises(ZeroDivisionError):
         drive(broken, run=tmp_path, callbacks=[Fails()])
-    drive(resumed, run=tmp_path, resume="must")
+    drive(resumed, run=hr.Run(tmp_path, resume="must"))
     assert same(resumed.model, whole.model)
     assert resumed.history.rows == whole.history.rows
 
@@ -202,7 +203,7 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
 @pytest.mark.takes_turns
 @pytest.mark.parametrize(("keep", "there"), [(1, [15]), (2, [14, 15]), (3, [13, 14, 15]), ("all", list(range(16)))])
 def test_the_last_so_many_stay(keep: int | str, there: list[int], tmp_path: Path) -> None:
-    fit(tmp_path, keep=keep, checkpoint_every="1 step")
+    fit(tmp_path, keep=keep, every="1 step")
     assert steps_in(tmp_path) == there
 
 
@@ -227,7 +228,7 @@ def test_the_best_k_stay_beyond_the_last(tmp_path: Path) -> None:
 
 def test_the_best_is_saved_although_no_checkpoint_was_due(tmp_path: Path) -> None:
     losses = [9, 9, 9, 9, 9, 9, 1, 9, 9, 9, 9, 9, 9, 9, 9]
-    scripted(tmp_path, *losses, by_step=True, checkpoint_every="9 epochs", keep=1, validate_every="1 step")
+    scripted(tmp_path, *losses, by_step=True, every="9 epochs", keep=1, validate_every="1 step")
     assert steps_in(tmp_path) == [7, 15]
 
 
@@ -250,7 +251,7 @@ def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -
             self.seen = [*getattr(self, "seen", []), json.loads(path.read_text()) if path.exists() else None]
 
     looks = Looks()
-    scripted(tmp_path, 3, 4, 1, 2, 0.5, callbacks=[looks], wait_for_saves=True)
+    scripted(tmp_path, 3, 4, 1, 2, 0.5, callbacks=[looks], wait=True)
     values = [{"step": 5, "val/loss": 3}, {"step": 5, "val/loss": 3}, *[{"step": 15, "val/loss": 1}] * 2]
     assert looks.seen == [None, *values]
     assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 25, "val/loss": 0.5}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.in_run import in_run
 from torch import Tensor, nn
 
 import headrace as hr
@@ -33,7 +34,7 @@ def make(model: nn.Module | None = None, optimizer: Any = None, **options: Any) 
 
 def steps(trainer: hr.Trainer, run: Path, until: int | None = None, data: Any = DATA, **options: Any) -> int:
     """The loop, left after so many steps or trained to its end; the step at which it went on."""
-    for info in trainer.steps(data, run=run, **{"epochs": 2} | options):
+    for info in trainer.steps(data, **in_run(run, **{"epochs": 2} | options)):
         if info.step == until:
             break
     return info.resumed
@@ -198,7 +199,7 @@ def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_b
     """Whenever checkpoints are due and however few are kept, the one to go on from is there."""
     whole, parts = make(), make()
     history = whole.fit(Stream(), steps=20, progress=False)
-    options = {"checkpoint_every": every, "keep": keep, "progress": False, "run": tmp_path / "run"}
+    options = {"progress": False, "run": hr.Run(tmp_path / "run", every=every, keep=keep)}
     parts.fit(Stream(), steps=7, **options)
     for limit, before in ((14, 5), (17, 10), (20, 15)):
         parts = make(network(seed=limit))
@@ -213,7 +214,7 @@ def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_b
 def test_workers_that_read_a_source_without_state_go_on_from_the_beginning_of_an_epoch(tmp_path: Path) -> None:
     def trained(run: Path | None, limit: int) -> Any:
         trainer = make()
-        trainer.fit(Stream(), steps=limit, run=run, checkpoint_every="3 steps", keep=1, progress=False)
+        trainer.fit(Stream(), steps=limit, run=hr.Run(run, every="3 steps", keep=1), progress=False)
         return state(trainer)
 
     hr.launch(trained, tmp_path / "run", 7, workers=2)

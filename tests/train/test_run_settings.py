@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sampled import sampled
 from torch import nn
 from torch.optim import lr_scheduler
@@ -30,7 +31,7 @@ def make(loss: Callable[[], Any] = hr.CrossEntropy, optimizer: Any = None, **opt
 def steps(trainer: hr.Trainer, run: Path, until: int | None = None, **options: Any) -> list[hr.Info]:
     """The loop, left after so many steps or trained to its end; `info` of every step is the same object."""
     seen = []
-    for info in trainer.steps(DATA, DATA, run=run, **{"epochs": 2} | options):
+    for info in trainer.steps(DATA, DATA, **in_run(run, **{"epochs": 2} | options)):
         seen.append(info)
         if info.step == until:
             break
@@ -190,8 +191,8 @@ def test_how_often_it_reports_is_a_setting(tmp_path: Path) -> None:
 
 
 def test_how_often_it_saves_and_what_stays_may_change(tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3, checkpoint_every="1 step", keep="all")
-    steps(make(), tmp_path / "run", checkpoint_every="2 epochs", keep=1, wait_for_saves=True)
+    steps(make(), tmp_path / "run", 3, every="1 step", keep="all")
+    steps(make(), tmp_path / "run", every="2 epochs", keep=1, wait=True)
     assert Store(tmp_path / "run" / "checkpoints", None).steps() == [10]
 
 
@@ -247,7 +248,7 @@ def test_a_limit_that_has_been_passed_ends_the_training_where_it_stands(tmp_path
 def test_a_new_rate_is_the_rate_from_then_on(schedule: Any, tmp_path: Path) -> None:
     steps(make(schedule=schedule), tmp_path / "run", 3)
     trainer = make(schedule=schedule, optimizer=adam(lr=0.8))
-    seen = [info.rate for info in trainer.steps(DATA, run=tmp_path / "run", epochs=3, override=True)]
+    seen = [info.rate for info in trainer.steps(DATA, run=hr.Run(tmp_path / "run", override=True), epochs=3)]
     assert seen[:2] == [0.8, 0.8 if schedule is None else 0.4]  # `rate` is read after what was due at a step
     assert seen[2:7] == pytest.approx([0.8] * 5 if schedule is None else [0.4] * 4 + [0.2])
 
@@ -255,14 +256,14 @@ def test_a_new_rate_is_the_rate_from_then_on(schedule: Any, tmp_path: Path) -> N
 def test_a_new_rate_is_what_a_schedule_begins_with(tmp_path: Path) -> None:
     steps(make(schedule=hr.WarmupLinear(0.0)), tmp_path / "run", 4)
     trainer = make(schedule=hr.WarmupLinear(0.0), optimizer=adam(lr=1.0))
-    seen = [info.rate for info in trainer.steps(DATA, run=tmp_path / "run", epochs=2, override=True)]
+    seen = [info.rate for info in trainer.steps(DATA, run=hr.Run(tmp_path / "run", override=True), epochs=2)]
     assert seen == pytest.approx([0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 def test_what_the_optimizer_remembers_survives_a_new_rate(tmp_path: Path) -> None:
     left, trainer = make(), make(optimizer=adam(lr=0.8))
     steps(left, tmp_path / "run", 3)
-    for info in trainer.steps(DATA, DATA, run=tmp_path / "run", epochs=2, override=True):
+    for info in trainer.steps(DATA, DATA, run=hr.Run(tmp_path / "run", override=True), epochs=2):
         if info.step == 4:
             break
     assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {4.0}
@@ -273,7 +274,7 @@ def test_another_batch_size_goes_on_at_the_row_where_it_was(tmp_path: Path) -> N
     for info in make(order="none").steps(DATA, run=tmp_path / "run", epochs=1):
         if info.step == 3:
             break
-    for info in make(order="none", batch_size=5).steps(DATA, run=tmp_path / "run", epochs=1, override=True):
+    for info in make(order="none", batch_size=5).steps(DATA, run=hr.Run(tmp_path / "run", override=True), epochs=1):
         assert info.outcome is not None
         seen += [part.rows for _, part in info.outcome.outputs]
     assert (seen, info.samples) == ([5, 3], ROWS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sampled import sampled
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ def make(seed: int = 0, rate: float = 0.02, **options: Any) -> hr.Trainer:
 
 
 def fit(trainer: hr.Trainer, run: Path | None, **options: Any) -> hr.History:
-    return trainer.fit(DATA, VAL, run=run, **{"epochs": 2, "progress": False} | options)
+    return trainer.fit(DATA, VAL, **in_run(run, **{"epochs": 2, "progress": False} | options))
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:
@@ -60,7 +61,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def left_at(run: Path, step: int, **options: Any) -> hr.Trainer:
     """A trainer whose loop was left after so many steps."""
     trainer = make()
-    for info in trainer.steps(DATA, VAL, run=run, **{"epochs": 2} | options):
+    for info in trainer.steps(DATA, VAL, **in_run(run, **{"epochs": 2} | options)):
         if info.step == step:
             break
     return trainer
@@ -138,20 +139,20 @@ def test_a_run_that_does_not_exist_is_begun_and_one_that_exists_is_gone_on_with(
 
 def test_training_in_a_run_changes_nothing_of_the_training(tmp_path: Path) -> None:
     kept, plain = make(), make()
-    assert fit(kept, tmp_path / "run", checkpoint_every="1 step").rows == fit(plain, None).rows
+    assert fit(kept, tmp_path / "run", every="1 step").rows == fit(plain, None).rows
     assert equal(kept.model, plain.model)
     assert not equal(kept.model, network())
 
 
 def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    fit(make(), None, checkpoint_every="1 step")
+    fit(make(), None, every="1 step")
     assert os.listdir(tmp_path) == []
 
 
 def test_must_goes_on(tmp_path: Path) -> None:
     left_at(tmp_path / "run", 3)
-    seen = [info.resumed for info in make().steps(DATA, VAL, run=tmp_path / "run", resume="must", epochs=2)]
+    seen = [info.resumed for info in make().steps(DATA, VAL, run=hr.Run(tmp_path / "run", resume="must"), epochs=2)]
     assert seen == [3] * 7
 
 
@@ -160,7 +161,7 @@ def test_must_refuses_a_run_that_is_not_there_and_makes_none(tmp_path: Path) -> 
     with pytest.raises(hr.RunError, match=r"resume='must'.*nowhere"):
         fit(trainer, tmp_path / "nowhere", resume="must")
     assert os.listdir(tmp_path) == []
-    with pytest.raises(hr.ConfigError, match="run="):
+    with pytest.raises(hr.ConfigError, match="needs the run to go on from"):
         fit(trainer, None, resume="must")
     (tmp_path / "empty").mkdir()
     with pytest.raises(hr.RunError, match=r"resume='must'.*empty"):
@@ -361,8 +362,7 @@ def test_reports_after_the_last_checkpoint_stay_until_the_training_goes_on(tmp_p
     options: dict[str, Any] = {
         "steps": 8,
         "log_every": "1 step",
-        "checkpoint_every": "9 epochs",
-        "run": tmp_path / "run",
+        "run": hr.Run(tmp_path / "run", every="9 epochs"),
     }
     for why, hook in (("killed", hr.Lambda(on_step_end=killed)), ("refused", hr.Lambda(on_fit_start=refused))):
         with pytest.raises(KeyError, match=why):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.in_run import in_run
 from torch import nn
 
 import headrace as hr
@@ -20,7 +21,7 @@ def fit(runs: Any, *, lr: float = 0.1, width: int = 1, seed: int = 0, epochs: in
     model = nn.Linear(3, 1) if width == 1 else nn.Sequential(nn.Linear(3, width), nn.Linear(width, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=4, seed=seed, device="cpu")
-    return trainer.fit((X, Y), epochs=epochs, run=runs, progress=False, **options)
+    return trainer.fit((X, Y), epochs=epochs, progress=False, **in_run(runs, **options))
 
 
 def name(history: hr.History) -> str:

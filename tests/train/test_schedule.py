@@ -201,7 +201,7 @@ def test_progress_goes_on_where_it_was_with_batches_of_another_size(left: int, t
     smaller = hr.Trainer(
         trainer.model, hr.CrossEntropy(), trainer.optimizer, batch_size=2, schedule=lambda p: 1 - p
     )  # nine batches
-    smaller.fit(DATA, epochs=4, callbacks=[seen], progress=False, run=tmp_path / "run", override=True)
+    smaller.fit(DATA, epochs=4, callbacks=[seen], progress=False, run=hr.Run(tmp_path / "run", override=True))
     assert seen.used[left] == pytest.approx(1 - left / 20, abs=1 / 36)
     falls = [a - b for a, b in zip(seen.used[left:], seen.used[left + 1 :], strict=False)]
     assert max(falls) == pytest.approx(1 / 36)
@@ -213,7 +213,7 @@ def test_a_training_that_goes_on_without_its_schedule_has_the_first_rate_again(t
         if info.step == 7:
             break
     seen = Rates()
-    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": tmp_path / "run", "override": True}
+    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": hr.Run(tmp_path / "run", override=True)}
     make(None).fit(DATA, callbacks=[seen], **options)
     assert seen.used == [1.0] * 13
 
@@ -223,7 +223,7 @@ def test_or_with_one_of_torch_begins_that_with_the_first_rate(tmp_path: Path) ->
         if info.step == 10:
             break
     seen = Rates()
-    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": tmp_path / "run", "override": True}
+    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": hr.Run(tmp_path / "run", override=True)}
     make(hr.Schedule(halving)).fit(DATA, callbacks=[seen], **options)
     assert seen.used == [1.0] * 5 + [0.5] * 5
 

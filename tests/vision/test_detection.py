@@ -255,7 +255,7 @@ def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_pat
     whole.fit(batch(), epochs=3, progress=False)
     first, second = training(), training()
     first.fit(batch(), steps=4, progress=False, run=tmp_path / "run")
-    second.fit(batch(), epochs=3, progress=False, run=tmp_path / "run", override=True)
+    second.fit(batch(), epochs=3, progress=False, run=hr.Run(tmp_path / "run", override=True))
     for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert second.history.last["train/map"] == whole.history.last["train/map"]

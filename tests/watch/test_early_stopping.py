@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.in_run import in_run
 from kit.sampled import sampled
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -155,7 +156,7 @@ def test_another_who_looks_for_a_best_does_not_change_what_the_model_ends_as(
 @pytest.mark.parametrize("first", [True, False])
 def test_two_who_look_at_the_same_number_both_keep_what_they_want(first: bool, tmp_path: Path) -> None:
     watching = [hr.BestModel(k=3), hr.BestModel(k=1)]
-    fit([5, 3, 4, 6, 2, 7], *(watching if first else watching[::-1]), run=tmp_path, keep=1)
+    fit([5, 3, 4, 6, 2, 7], *(watching if first else watching[::-1]), run=hr.Run(tmp_path, keep=1))
     assert Store(tmp_path / "checkpoints", None).steps() == [10, 15, 25, 30]
     assert hr.load_weights(network(), tmp_path) == 25
 
@@ -374,7 +375,7 @@ def test_a_metric_of_which_the_other_side_is_better_now_begins_anew_after_a_resu
     def run(epochs: int, higher: bool) -> hr.EarlyStopping:
         trainer = make(Script([]), eval_loss=None, metrics={"gap": Sided(higher)})
         watching = hr.EarlyStopping("val/gap", patience=9)
-        trainer.fit(DATA, VAL, epochs=epochs, progress=False, callbacks=[watching], run=tmp_path, override=True)
+        trainer.fit(DATA, VAL, epochs=epochs, progress=False, callbacks=[watching], run=hr.Run(tmp_path, override=True))
         return watching
 
     run(2, higher=True)
@@ -460,7 +461,7 @@ def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, 
     script.epoch = step // 5
     watching = hr.EarlyStopping(patience=9)
     resumed = make(script, seed=1)
-    resumed.fit((X, Y), (X, Y), callbacks=[script, watching], keep=1, **options)
+    resumed.fit((X, Y), (X, Y), callbacks=[script, watching], **in_run(keep=1, **options))
     assert watching.ranking == [(0.5, step)]
     kept = Store(tmp_path / "run" / "checkpoints", None).load(step).tensors["model.safetensors"]
     assert same(resumed.model, kept)
@@ -483,7 +484,7 @@ def test_a_best_step_is_kept_wherever_it_is_marked(where: str, kept: str, tmp_pa
     watching = {"log": hr.EarlyStopping("s", patience=50, mode="min"), "mark": hr.Lambda(), "hook": hook}[where]
     run = tmp_path / "run" if kept == "in a run" else None
     best: dict[str, Tensor] = {}
-    for info in trainer.steps(DATA, epochs=3, callbacks=[watching], run=run, keep=1):
+    for info in trainer.steps(DATA, epochs=3, callbacks=[watching], run=hr.Run(run, keep=1)):
         if where == "log":
             info.log({"s": abs(info.step - 7)})
         elif where == "mark" and info.step == 7:
@@ -502,7 +503,7 @@ def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report(tmp_
     def main() -> dict[str, Tensor]:
         model, best = network(), {}
         trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
-        for info in trainer.steps(DATA, epochs=3, run=tmp_path / "run", keep=1, checkpoint_every="3 epochs"):
+        for info in trainer.steps(DATA, epochs=3, run=hr.Run(tmp_path / "run", keep=1, every="3 epochs")):
             if info.step == 10:
                 info.mark_best("s", 0.0, 10)
                 best = values(model)
@@ -521,7 +522,7 @@ def test_workers_keep_a_best_step_at_which_a_limit_ends_an_epoch_early(tmp_path:
         model = network()
         trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
         best = hr.BestModel("train/loss", restore=False)
-        options = {"run": tmp_path / "run", "logs": False, "progress": False}
+        options = {"run": hr.Run(tmp_path / "run", logs=False), "progress": False}
         trainer.fit(DATA, steps=3, log_every="3 steps", callbacks=[best], **options)
         return trainer.history[-1]["step"]
 

@@ -134,10 +134,10 @@ def test_the_log_tells_how_a_training_stands(tmp_path: Path, log: str, word: str
 
 
 def test_a_run_that_a_trainer_holds_is_running(tmp_path: Path) -> None:
-    from headrace.store.run import Run
+    from headrace.store.run import RunFiles
 
     path = runs.make(tmp_path / "run", runs.rows(2))
-    holder = Run(path)
+    holder = RunFiles(path)
     try:
         assert read(path).status[0] == "running"
     finally:

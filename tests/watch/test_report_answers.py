@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.in_run import in_run
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ def fit(net: nn.Module, loss: Any, y: Any, run: Path | None, callbacks: Sequence
     trainer = hr.Trainer(net, loss, torch.optim.Adam(net.parameters(), 0.05), batch_size=8)
     data = {name: (X[part], y[part]) for name, part in (("val", TEST), ("test", TEST))} | options.pop("data", {})
     given = {"epochs": 3, "progress": False, **options}
-    trainer.fit((X[TRAIN], y[TRAIN]), run=run, callbacks=callbacks, **data, **given)
+    trainer.fit((X[TRAIN], y[TRAIN]), callbacks=callbacks, **data, **in_run(run, **given))
     return trainer
 
 

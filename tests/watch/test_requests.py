@@ -128,7 +128,7 @@ def test_a_norm_is_the_same_after_a_resume_whichever_parameters_have_missed_upda
         made = optimizer(model.parameters(), lr=0.1)
         trainer = hr.Trainer(model, hr.CrossEntropy(), made, batch_size=20, clip_norm=0.05)
         callbacks = [hr.Freeze(frozen, until="8 steps")] if frozen else []
-        for info in trainer.steps((X, Y), epochs=2, callbacks=callbacks, run=path, logs=False):
+        for info in trainer.steps((X, Y), epochs=2, callbacks=callbacks, run=hr.Run(path, logs=False)):
             if info.step == until:
                 break
         return snapshot(model)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kit import event_files
 from kit.imports import imported_after
+from kit.in_run import in_run
 from torch import nn
 
 import headrace as hr
@@ -35,8 +36,8 @@ def train(run: Path | None, *callbacks: hr.Callback, epochs: int = 4, **options:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     metrics = ["accuracy", "confusion"]
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=metrics, schedule=hr.WarmupCosine())
-    given = {"log_every": "2 steps", "validate_every": "3 steps", "checkpoint_every": "5 steps", "progress": False}
-    return trainer.fit(DATA, DATA, DATA, run=run, epochs=epochs, callbacks=list(callbacks), **(given | options))
+    given = {"log_every": "2 steps", "validate_every": "3 steps", "every": "5 steps", "progress": False}
+    return trainer.fit(DATA, DATA, DATA, epochs=epochs, callbacks=list(callbacks), **in_run(run, **given | options))
 
 
 def test_every_number_is_there_once_at_its_step(tmp_path: Path) -> None:

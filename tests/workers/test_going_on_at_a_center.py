@@ -40,7 +40,7 @@ def train(
     """Of every worker and each update: how far all had come, its rate, and the rows a second of all."""
     found, trainer = [], trainer_of(schedule, strategy)
     x = torch.arange(float(ROWS))[:, None] / ROWS
-    for info in trainer.steps((x, 2 * x), epochs=epochs, run=run, progress=False, checkpoint_every="1 epoch"):
+    for info in trainer.steps((x, 2 * x), epochs=epochs, run=hr.Run(run, every="1 epoch"), progress=False):
         found.append({name: getattr(info, name) for name in ("epoch", "samples", "rate", "rates")})
     last = {"after": trainer.optimizer.param_groups[0]["lr"], "rows": trainer.history.rows}
     return [*found[:-1], {**(found[-1] if found else {}), **last}]
@@ -92,7 +92,7 @@ def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) 
     def main(stop: int | None) -> tuple[int, list[float]]:
         trainer, x = trainer_of(hr.WarmupCosine(0.5), lambda: hr.Elastic("1 step")), torch.arange(float(ROWS))[:, None]
         found: list[float] = []
-        options: dict[str, Any] = {"run": str(tmp_path / "run"), "checkpoint_every": "1 step", "progress": False}
+        options: dict[str, Any] = {"run": hr.Run(str(tmp_path / "run"), every="1 step"), "progress": False}
         for info in trainer.steps((x / ROWS, 2 * x / ROWS), epochs=2, **options):
             found.append(info.rate)
             if here().leader and info.step == stop:
@@ -224,7 +224,7 @@ def test_rows_that_were_given_to_a_worker_and_not_read_before_the_save_are_read_
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         trainer = hr.Trainer(model, hr.L1(reduce="sum"), optimizer, batch_size=BATCH, strategy=strategy)
         rows = torch.arange(ROWS), torch.full((ROWS,), 1e6)
-        options: dict[str, Any] = {"run": str(tmp_path), "checkpoint_every": "1 step", "progress": False}
+        options: dict[str, Any] = {"run": hr.Run(str(tmp_path), every="1 step"), "progress": False}
         for info in trainer.steps(rows, epochs=2, **options):
             if here().leader and info.step == stop:
                 raise KeyError("stopped")

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_there_may_be_more_workers_than_rows(rows: int) -> None:
 
 def test_what_was_measured_so_far_survives_another_number_of_workers(tmp_path: Path) -> None:
     """After an error in mid-epoch: losses and metrics of the epoch are of all its rows."""
-    at: Options = {"run": str(tmp_path / "run"), "checkpoint_every": "2 steps"}
+    at: Options = {"run": hr.Run(str(tmp_path / "run"), every="2 steps")}
     metrics = {"accuracy": "accuracy"}
     with pytest.raises(CutError):
         run(5, "plain", fit={**at, "cut": 7}, metrics=metrics)
@@ -127,11 +128,11 @@ def test_what_was_measured_so_far_survives_another_number_of_workers(tmp_path: P
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_all_workers_have_measured_survives_another_strategy(workers: int, tmp_path: Path) -> None:
     """Rounds of three workers are cut in mid-epoch: the report of the epoch is of the rows of all of them."""
-    at: Options = {"run": str(tmp_path / "run"), "checkpoint_every": "1 step"}
+    at: Options = {"run": hr.Run(str(tmp_path / "run"), every="1 step")}
     metrics = ["confusion"]
     with pytest.raises(CutError):
         in_rounds(3, hr.Periodic("1 step"), fit={**at, "cut": 2}, metrics=metrics)
-    found = run(workers, "plain", fit={**at, "override": True}, metrics=metrics)
+    found = run(workers, "plain", fit={"run": replace(at["run"], override=True)}, metrics=metrics)
     assert found["resumed"] > 0
     counted = [sum(map(sum, row["train/confusion"])) for row in found["history"]]
     assert len(set(counted)) == 1, "every epoch has the same rows"
@@ -209,7 +210,7 @@ def noisy(name: str, workers: int, **fit: Any) -> Found:
 def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
     """Raises unless a training that an error has ended after this step goes on as if nothing had been."""
     whole = noisy(name, workers)
-    saved: Options = {"run": str(at), "checkpoint_every": f"{step} steps"}
+    saved: Options = {"run": hr.Run(str(at), every=f"{step} steps")}
     with pytest.raises(CutError):
         noisy(name, workers, cut=step + 1, **saved)
     resumed = noisy(name, workers, **saved)
@@ -240,7 +241,7 @@ def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: 
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic", "asynchronous"], keep=["DiLoCo"], of=3))
 def test_checkpoints_change_no_bit(name: str, tmp_path: Path) -> None:
-    same(noisy(name, 3), noisy(name, 3, run=str(tmp_path / "run"), checkpoint_every="2 steps"))
+    same(noisy(name, 3), noisy(name, 3, run=hr.Run(str(tmp_path / "run"), every="2 steps")))
 
 
 @pytest.mark.takes_turns

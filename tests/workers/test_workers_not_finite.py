@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,11 @@ def test_one_worker_skips_its_own_update_only_and_all_agree_in_the_end(cause: st
 def test_the_last_checkpoint_is_sound_and_the_training_goes_on_with_other_data(
     strategy: hr.Strategy, tmp_path: Path
 ) -> None:
-    fit = {"run": tmp_path / "run", "checkpoint_every": "1 step"}
+    fit = {"run": hr.Run(tmp_path / "run", every="1 step")}
     fails(copy.deepcopy(strategy), NAN, "cross_entropy' is nan", fit)
-    resumed = train(copy.deepcopy(strategy), 0.5, fit=fit | {"override": True})  # corrected data are other data
+    resumed = train(
+        copy.deepcopy(strategy), 0.5, fit={"run": replace(fit["run"], override=True)}
+    )  # corrected data are other data
     whole = train(copy.deepcopy(strategy), 0.5)
     assert len(resumed.states[0]) == len(whole.states[0]) - BAD_STEP + 1
     assert all(map(is_finite, resumed.states[0]))

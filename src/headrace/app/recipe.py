@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..store import codec, disk
 from ..store.contents import TRAINER
 from ..store.rows import encoded, readable
 from ..store.shape import DICT, check, maybe
-from ..train.runs import Runs
+from ..train.runs import Run, Runs
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History
@@ -27,7 +27,7 @@ from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of
 from .keeping import keep_recipe, kept_files
-from .parameters import parameters_of, typed
+from .parameters import OF_A_RUN, parameters_of, typed
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
 
@@ -183,9 +183,9 @@ def run_recipe(training: Training) -> Trained:
     if training.strategy is not None:
         set_strategy(made.trainer, training.strategy)
     fit = merged(made.fit, training.options)
-    run = fit.get("run")
+    run = Run.of(fit.get("run")).path
     if run is not None and Runs.are_at(run):
-        fit["run"] = Runs(Path(run), partial(_changed, arguments=training.arguments))
+        fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(_changed, arguments=training.arguments)))
     if run is not None:
         fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training, files)]
     elif training.needs_run:
@@ -224,7 +224,11 @@ def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
 def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """What to pass to `fit`: what is asked goes before a recipe's own, and one limit replaces all of them."""
     limited = any(name in asked for name in LIMITS)
-    return {name: value for name, value in own.items() if not (limited and name in LIMITS)} | dict(asked)
+    fit = {name: value for name, value in own.items() if not (limited and name in LIMITS)} | dict(asked)
+    of_run = {of_run: fit.pop(name) for name, of_run in OF_A_RUN.items() if name in fit}
+    kept, path = Run.of(own.get("run")), fit.get("run")
+    kept = path if isinstance(path, Run) else replace(kept, path=path or kept.path)
+    return fit | {"run": replace(kept, **of_run)} if "run" in fit or of_run else fit
 
 
 def set_strategy(trainer: Trainer, strategy: Strategy) -> None:

@@ -15,6 +15,7 @@ from ..engines.launch import launch
 from ..engines.local import SimComm
 from ..engines.network import Network
 from ..errors import ConfigError, HeadraceError
+from ..train.runs import Run
 from ..workers.here import here
 from ..workers.strategy import Strategy
 from .recipe import load_recipe, merged, set_strategy
@@ -24,7 +25,7 @@ TIME = "virtual_s"
 """Of a row of the history: when it was reported, on worker 0's virtual clock."""
 COLOURS = {"computing": "#3b7dd8", "communicating": "#e6a23c", "idle": "#c8ccd2", "down": "#d64545"}
 SHARES = tuple(COLOURS)
-_OWN = ("run", "resume", "progress")
+_OWN = ("run", "progress")
 """What a rehearsal settles itself, whatever the recipe passes to `fit`."""
 
 Row = dict[str, Any]
@@ -96,7 +97,7 @@ def rehearse(
     kept = failures and not by.centered  # a center goes on, and its workers come back alone
     try:
         with tempfile.TemporaryDirectory(prefix="headrace-") if kept else nullcontext() as room:
-            asked = {**(options or {}), **({} if room is None else {"run": f"{room}/run", "wait_for_saves": True})}
+            asked = {**(options or {}), **({} if room is None else {"run": Run(f"{room}/run", wait=True)})}
             rows, report = launch(perform, recipe, by, asked, workers=workers, network=network, restarts=failures)
     except HeadraceError as error:
         error.args = (f"{strategy}: {error}",)

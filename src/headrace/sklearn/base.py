@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..errors import ConfigError, unknown
 from ..loss.base import Loss
 from ..loss.translate import RowMean, translate
 from ..store.rng import capture_torch, restore_torch
+from ..train.runs import Run
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.deciding import EarlyStopping
@@ -30,7 +32,7 @@ from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights
 DTYPES = ("float32", "float64")
-_OF_WHOLE_FITS = ("run", "resume", "epochs")  # of `fit_options`, what `partial_fit` does not take
+_OF_WHOLE_FITS = ("run", "epochs")  # of `fit_options`, what `partial_fit` does not take
 OF_NO_FIT = ("run", "verbose", "random_state")  # settings that are no part of a fit, or count by what they stand for
 Data = dict[str, Any]
 
@@ -120,13 +122,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         asked = dict(self.fit_options or {})
         run, callbacks = asked.pop("run", self.run), [*self._callbacks(), *asked.pop("callbacks", ())]
         name = "" if run is None else self._name(data, n_outputs, {"callbacks": callbacks, "fit_options": asked})
-        seed, run = self._seed(name), _within(run, name)
+        seed, run = self._seed(name), replace(Run.of(run), path=_within(Run.of(run).path, name))
         train, val = self._held_out(data, seed, split_by)
         with _seeded(seed):
             trainer = self._made_trainer(X, loss, seed, n_outputs)
             options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False}
             history = trainer.fit(train, val, run=run, callbacks=callbacks, **{**options, **asked})
-        self.run_, self._remembered, self._draws = run, None, np.random.RandomState(seed)
+        self.run_, self._remembered, self._draws = run.path, None, np.random.RandomState(seed)
         self.module_, self.history_, self.n_iter_ = trainer.model, history, history.rows[-1]["epoch"]
 
     def _train_on(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, first: bool) -> None:

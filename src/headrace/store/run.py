@@ -35,8 +35,8 @@ _ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|N
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-class Run:
-    """A run directory, held by one trainer at a time from `Run(path)` to `close`."""
+class RunFiles:
+    """A run directory, held by one trainer at a time from `RunFiles(path)` to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = disk.run_path(path)

@@ -16,6 +16,7 @@ from ..data.batch import Batch
 from ..engines.launch import launch
 from ..engines.network import Network
 from ..loss.outcome import Outcome
+from ..train.runs import Run
 from ..train.trainer import Trainer
 from ..workers.centered import Centered
 from ..workers.here import here
@@ -140,7 +141,7 @@ class SmallTraining:
         trainer.trace = trace
         options: dict[str, Any] = {"epochs": EPOCHS}
         if self.run is not None:
-            options |= {"run": self.run, "checkpoint_every": self.saves, "keep": "all"}
+            options["run"] = Run(self.run, every=self.saves, keep="all")
         for info in trainer.steps(small_table(), **options):
             rows = model.used[:]
             model.used.clear()

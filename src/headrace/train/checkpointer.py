@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, ConfigError, RunError, unknown
+from ..errors import CheckpointError, RunError
 from ..length import Length
 from ..step import config
 from ..step.weights import check_model, load_model
@@ -19,7 +19,7 @@ from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure, run_path
-from ..store.run import RUN, Run
+from ..store.run import RUN, RunFiles
 from ..store.shape import check
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
@@ -27,11 +27,10 @@ from ..workers.comm import Null
 from ..workers.strategy import Strategy
 from .checkpoint import LARGE, PARTS, Checkpoint, WorkerState, complete, decode, encode, tensors_in
 from .resume import Resumed, divide, readable
-from .runs import Runs
+from .runs import Run, Runs
 from .vote import Result, by_leader
 
 Given = ParamSpec("Given")
-RESUME = ("auto", "must", "never")
 
 
 def by_worker_0(
@@ -52,29 +51,14 @@ class Checkpointer:
     Without a run it keeps only the best weights, in memory. At a center only worker 0 has a run.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        run: str | Path | Runs | None,
-        resume: str,
-        every: str | Length,
-        keep: int | str,
-        override: bool,
-        wait: bool,
-    ) -> None:
-        if resume not in RESUME:
-            raise ConfigError(unknown("resume", resume, RESUME))
-        if run is not None and (not isinstance(run, str | Path | Runs) or not str(run)):
-            raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
-        if run is None and resume == "must":
-            raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
+    def __init__(self, strategy: Strategy, run: Run) -> None:
         self._strategy, self._comm = strategy, Null() if strategy.centered else strategy.comm
-        self._named = _named(run) if run is not None else Path()
-        self._resume, self._override, self._wait = resume, override, wait
-        self._keep, length = Keep.of(keep), Length.parse(every, "checkpoint_every")
-        self.keeps = run is not None and (strategy.comm.leader or not strategy.centered)
+        self._named = _named(run.path) if run.path is not None else Path()
+        self._resume, self._override, self._wait = run.resume, run.override, run.wait
+        self._keep = Keep.of(run.keep)
+        self.keeps = run.path is not None and (strategy.comm.leader or not strategy.centered)
         """Whether a training can go on from here."""
-        self.every = length if self.keeps else None
+        self.every = Length.parse(run.every, "every") if self.keeps else None
         """How often a checkpoint is written."""
         self.path: Path | None = None
         """The directory of the run, once it is chosen."""
@@ -82,7 +66,7 @@ class Checkpointer:
         """Whether a checkpoint is due by the clock of worker 0, which the others do not know."""
         self._writes = self.keeps and self._comm.leader
         self._best: dict[str, Tensor] = {}  # if there is no run
-        self._run: Run
+        self._run: RunFiles
         self._store: Store
         self._reason = ""  # for a new run
         self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
@@ -115,7 +99,7 @@ class Checkpointer:
         assert self.path is not None
         if self._resume == "must" and not (self.path / RUN).is_file():
             raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
-        self._run = Run(self.path)
+        self._run = RunFiles(self.path)
         self._store = Store(self._run.checkpoints, self._run.id, self._keep)
         if self._reason:
             self._run.log(self._reason)

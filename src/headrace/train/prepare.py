@@ -20,6 +20,7 @@ from .at_center import AtCenter
 from .checkpointer import Checkpointer
 from .loop import Loop
 from .plan import Plan, all_callbacks
+from .runs import Run
 from .schedule import interval_of
 from .workers import Workers
 
@@ -42,27 +43,21 @@ def make_loop(
     log_every: str | Length = "1 epoch",
     scan: bool = False,
     callbacks: Sequence[Callback] = (),
-    logs: bool = True,
-    run: str | Path | None = None,
-    resume: str = "auto",
-    checkpoint_every: str | Length = "1 epoch",
-    keep: int | str = 3,
-    override: bool = False,
-    wait_for_saves: bool = False,
+    run: str | Path | Run | None = None,
 ) -> Loop:
     """A training that has been checked as far as it can be before it begins."""
     check.has_optimizer(trainer.optimizers, "a training")
     trainer.find_workers()
     check.can_split(trainer.objectives, None, trainer.workers.sharing)
     workers = trainer.workers
-    kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
-    checkpointer = Checkpointer(workers.strategy, *kept_as)
+    run = Run.of(run)
+    checkpointer = Checkpointer(workers.strategy, run)
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     bounds = limits(epochs, steps, samples, minutes)
     source = workers.source(source, trainer.batch_sizes.first, bounds)
     if not workers.leads:
         val, test, callbacks, progress = None, None, (), False
-    called = all_callbacks(callbacks, progress, logs and checkpointer.keeps, workers.comm.leader)
+    called = all_callbacks(callbacks, progress, run.logs and checkpointer.keeps, workers.comm.leader)
     others = [every for every in (checkpointer.every, interval_of(trainer.schedule)) if every is not None]
     plan = Plan.of(source, val, test, trainer.device, validate_every, log_every, called, others)
     check.has_an_end(source, bounds, sized=trainer.batch_size is not None)

@@ -1,31 +1,76 @@
-"""Directories of runs, which name them: `run="runs/"` trains in runs/001, and with other settings in runs/002."""
+"""What `fit(run=)` takes: the directory of a run and how it is kept, or a directory of numbered runs."""
 
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..errors import CheckpointError, ConfigError, RunError
+from ..errors import CheckpointError, ConfigError, RunError, unknown
+from ..length import Length
 from ..step import config
 from ..step.weights import check_model
 from ..store import codec, disk
-from ..store.checkpoints import Store
+from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, TRAINER
 from ..store.run import CHECKPOINTS, RUN, run_id
 from ..store.shape import check
 from .checkpoint import PARTS
 
+RESUME = ("auto", "must", "never")
 _NUMBER = re.compile(r"\d+")
 _SEPARATORS = tuple(filter(None, ("/", os.sep, os.altsep)))
 
 
 def _nothing(run: Path) -> list[str]:
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a training survives, and how: `fit(run=hr.Run("runs/a", keep=5, every="10 minutes"))`.
+
+    A `path` that ends with a slash is a directory of runs (`"runs/"`): the training goes on with the newest run there
+    of the same settings, or begins a new one, `runs/002`; `history.run` says which. A `Path` has no slash, and is
+    refused if there are numbered runs in it. Without a path nothing is kept.
+
+    `resume="auto"` goes on from the last checkpoint if there is one, "must" insists on one, "never" refuses it. Limits
+    may have changed since; any other setting that differs is an error, unless `override`.
+
+    A checkpoint is written at `every` so many epochs, steps, samples or minutes, and at the end; the last `keep` stay
+    (or "all"), and the best. A thread writes it while the training goes on, unless `wait`. `logs`: the run has a
+    log.txt, curves for TensorBoard and answers for its report.
+    """
+
+    path: "str | Path | Runs | None" = None
+    _: KW_ONLY
+    resume: str = "auto"
+    every: str | Length = "1 epoch"
+    keep: int | str = 3
+    override: bool = False
+    wait: bool = False
+    logs: bool = True
+
+    @classmethod
+    def of(cls, run: "str | Path | Run | None") -> "Run":
+        """The run that is meant by what `fit(run=)` was given."""
+        return run if isinstance(run, Run) else cls(run)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and (not isinstance(self.path, str | Path | Runs) or not str(self.path)):
+            raise ConfigError(
+                f"run= is the path of a directory, or hr.Run(path, ...); got {self.path!r}.", argument="run"
+            )
+        if self.resume not in RESUME:
+            raise ConfigError(unknown("resume", self.resume, RESUME))
+        if self.path is None and self.resume == "must":
+            raise ConfigError("resume='must' needs the run to go on from: hr.Run('runs/name').", argument="resume")
+        Keep.of(self.keep)
+        Length.parse(self.every, "every")
 
 
 @dataclass(frozen=True, slots=True)

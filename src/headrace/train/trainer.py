@@ -46,6 +46,7 @@ from . import passes
 from .last import LastTraining
 from .own_step import step_by_hand
 from .prepare import make_loop, make_workers
+from .runs import Run
 from .setting import BetweenTrainings, OfUpdates, check_change, check_names, check_setting
 
 if TYPE_CHECKING:
@@ -315,26 +316,13 @@ class Trainer:
         log_every: str | Length = "1 epoch",
         scan: bool = False,
         callbacks: Sequence[Callback] = (),
-        logs: bool = True,
-        run: str | Path | None = None,
-        resume: str = "auto",
-        checkpoint_every: str | Length = "1 epoch",
-        keep: int | str = 3,
-        override: bool = False,
-        wait_for_saves: bool = False,
+        run: str | Path | Run | None = None,
     ) -> History:
         """Trains until the first limit is reached (10 epochs if none is given); returns what was reported.
 
         `val` is scored every so often, `test` once, at the end, on the weights that are kept; either may be several
         data sets, as in `{"clean": a, "noisy": b}`, with keys as "val/clean/loss". `scan` looks for NaN in the data
-        first. `run` names a directory in which the training survives: `resume="auto"` goes on from its last checkpoint
-        if there is one, "must" insists on one, "never" refuses it. A name that ends with a slash is a directory of runs
-        (`"runs/"`): the training goes on with the newest run there of the same settings, or begins a new one,
-        `runs/002`; `history.run` says which. A `Path` has no slash, and is refused if there are numbered runs in it.
-        Limits may have changed since; any other setting that differs is an error, unless `override`. A checkpoint is
-        written at every `checkpoint_every` (which may be in minutes) and at the end; the last `keep` stay (or "all"),
-        and the best. A thread writes it while the training goes on, unless `wait_for_saves`. `logs`: a run has a
-        log.txt, curves for TensorBoard and answers for its report. See `headrace.train.checkpointer`.
+        first. `run` names a directory in which the training survives; `hr.Run(path, ...)` says how.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
         for _ in make_loop(self, **options).run(each_step=False):

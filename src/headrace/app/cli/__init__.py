@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ... import __version__
 from ...errors import ConfigError, HeadraceError
+from ..parameters import OF_A_RUN
 from .commands import Command, actions, commands, one_of, overview
 from .options import INTERRUPTED, UsageError, flag_of
 from .output import print_line, print_text
@@ -61,7 +62,8 @@ def _print_error(words: Sequence[str], error: HeadraceError, message: str, befor
 def _in_flags(error: HeadraceError, command: Command | None) -> str:
     """The message of an error, in which an argument of Python, `keep= is ...`, is named as the flag of the command."""
     name = error.argument if isinstance(error, ConfigError) else ""
-    if command is None or name not in command.parameters:
+    option = next((option for option, of_run in OF_A_RUN.items() if of_run == name), name)
+    if command is None or option not in command.parameters:
         return str(error)
-    flag = flag_of(name, command.dash)
+    flag = flag_of(option, command.dash)
     return f" {error}".replace(f" {name}= ", f" {flag} ").replace(f" {name}=", f" {flag}=")[1:]

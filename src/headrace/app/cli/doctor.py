@@ -309,7 +309,7 @@ def disk_at(where: Path) -> Part:
     facts |= {"write": f"{disk.size(rate)}/s, on the disk", "fsync": f"{sync_s * 1e3:.1f} ms"}
     if rate < SLOW_WRITE or sync_s > SLOW_SYNC_S:
         what = f"{where} takes {disk.size(rate)}/s and {sync_s * 1e3:.0f} ms for each file, until they are safe"
-        findings.append(Finding(what, 'checkpoint_every="10 min", or runs on another disk'))
+        findings.append(Finding(what, 'hr.Run(path, every="10 min"), or runs on another disk'))
     return Part(facts, findings)
 
 

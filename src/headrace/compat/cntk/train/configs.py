@@ -48,7 +48,7 @@ class CheckpointConfig:
     """Where and how often a session is saved, and whether it goes on from there."""
 
     def __init__(self, filename: Any, frequency: Any = None, restore: bool = True, preserve_all: bool = False) -> None:
-        hint("CheckpointConfig", "fit(run='runs/name', checkpoint_every='1000 samples', keep='all')")
+        hint("CheckpointConfig", "fit(run=hr.Run('runs/name', every='1000 samples', keep='all'))")
         if filename is None and (frequency[0] if isinstance(frequency, tuple) else frequency):
             raise ValueError("Checkpoint frequency cannot be specified without checkpoint_filename")
         self.filename = None if filename is None else str(filename)
