@@ -10,7 +10,7 @@ from kit.cli_parts import printed, refused
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace.app.recipe import load_recipe
+from headrace.app.recipe import load_recipe, merged
 
 pytest_plugins = ["kit.cli_place"]
 pytestmark = pytest.mark.usefixtures("place")
@@ -117,8 +117,7 @@ def test_an_error_names_its_argument_and_a_command_its_flag(
     option: str, value: str, argument: str, told: str, place: Path, capsys: Any
 ) -> None:
     with pytest.raises(hr.ConfigError) as caught:
-        given = {"run": hr.Run("r", every=value)} if argument == "every" else {option: value}
-        load_recipe("sines.py:small").run(**given, progress=False)
+        load_recipe("sines.py:small").run(**merged({}, {option: value, "run": "r", "progress": False}))
     assert caught.value.argument == argument
     assert str(caught.value).startswith(f"{argument}={told.removeprefix('=')}")
     said = refused(capsys, "fit", "sines.py:small", f"--{option}", value, "--run", "r")
