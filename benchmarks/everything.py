@@ -39,7 +39,7 @@ WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "again": lambda run: {"progress": False},
     "bar": lambda run: {"progress": "bar"},
     "run": lambda run: {"progress": False, "run": hr.Run(run, logs=False)},
-    "everything": lambda run: {"progress": "bar", "run": run, "callbacks": [hr.CSV()]},
+    "everything": lambda run: {"progress": "bar", "run": run},
 }
 
 

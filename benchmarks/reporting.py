@@ -2,8 +2,8 @@
 
     python benchmarks/reporting.py [--quick] [--repeats N]
 
-The run has twelve numbers an epoch and 10,000 answers of a classifier. Beside the whole process, those that only start
-an interpreter or only parse the same reports. Then the share of a small training that `Answers` takes at its end.
+The run has twelve numbers an epoch and a confusion matrix. Beside the whole process, those that only start an
+interpreter or only parse the same reports.
 """
 
 from __future__ import annotations
@@ -21,34 +21,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from checkpoint import Report
 from overhead import Verdict
-from safetensors.numpy import save
-from sklearn.datasets import load_digits
-from torch import nn
-
-import headrace as hr
-from headrace.watch.answers import Answers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reporting.json"
-EPOCHS, CLASSES, LIMIT_S, SHARE = 10_000, 10, 5.0, 0.01
+EPOCHS, CLASSES, LIMIT_S = 10_000, 10, 5.0
 START, PARSE = "an interpreter that starts", "json.loads of the reports"
 WRITE, PICTURES, COMMAND = "report.write", "report.write with pictures", "headrace report"
 
 
 def main() -> None:
-    """Time every process once per repeat, then the trainings; print tables, and write them and a record."""
+    """Time every process once per repeat; print tables, and write them and a record."""
     options = arguments()
     report = Report()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         run = make_run(Path(scratch) / "run")
         measure_processes(run, options.repeats, report)
-        measure_answers(Path(scratch), options.repeats, report)
     report.show_targets(".3g")
-    report.write(options.out, options.repeats, ("safetensors", "matplotlib", "scikit-learn"))
+    report.write(options.out, options.repeats, ("matplotlib",))
 
 
 def arguments() -> argparse.Namespace:
@@ -69,15 +60,12 @@ def make_run(path: Path) -> Path:
     (path / "run.json").write_text(json.dumps({"id": "0" * 32, "versions": {"headrace": "0.1.0"}}))
     (path / "config.json").write_text(json.dumps({"batch_size": 64, "seed": 0}))
     rows = [row(epoch, draw) for epoch in range(1, EPOCHS + 1)]
+    rows[-1]["test/confusion"] = draw.integers(0, 100, (CLASSES, CLASSES)).tolist()
     (path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     times = [{"step": each["step"], "samples": each["samples"], "minutes": each["epoch"] / 50} for each in rows]
     (path / "times.jsonl").write_text("".join(json.dumps(each) + "\n" for each in times))
     lines = "".join(f"2026-01-01 00:00:00 epoch {each['epoch']}  step {each['step']}\n" for each in rows)
     (path / "log.txt").write_text(f"2026-01-01 00:00:00 started\n{lines}2026-01-01 03:20:00 ended: enough\n")
-    target, answer = draw.integers(0, CLASSES, (2, EPOCHS)).astype(np.int32)
-    facts = {"kind": "classes", "of": "test", "classes": [], "count": CLASSES, "step": 1}
-    header = {key: json.dumps(value) for key, value in facts.items()}
-    (path / "answers.safetensors").write_bytes(save({"target": target, "answer": answer}, header))
     return path
 
 
@@ -114,37 +102,6 @@ def measure_processes(run: Path, repeats: int, report: Report) -> None:
     report.record["seconds"] = seconds
     for name in (WRITE, COMMAND):
         report.verdicts.append(Verdict(f"{name}, s", "<=", LIMIT_S, statistics.median(seconds[name])))
-
-
-class Timed(Answers):
-    """Notes how long it takes."""
-
-    seconds = 0.0
-
-    def on_fit_end(self, info: hr.Info) -> None:
-        start = time.perf_counter()
-        super().on_fit_end(info)
-        self.seconds = time.perf_counter() - start
-
-
-def measure_answers(scratch: Path, repeats: int, report: Report) -> None:
-    """A training on the digits of scikit-learn, 20 epochs; the share of it that the answers took."""
-    x, y = load_digits(return_X_y=True)
-    x = (x / 16).astype(np.float32)
-    shares = []
-    for k in range(repeats):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters()), batch_size=64)
-        answers, start = Timed(), time.perf_counter()
-        parts = ((x[:1257], y[:1257]), (x[1257:1527], y[1257:1527]), (x[1527:], y[1527:]))
-        trainer.fit(*parts, epochs=20, run=scratch / f"digits-{k}", progress=False, callbacks=[answers])
-        shares.append(answers.seconds / (time.perf_counter() - start))
-    report.say("")
-    rows = [("Answers, 270 rows", *(f"{100 * v:.2f}" for v in (statistics.median(shares), min(shares), max(shares))))]
-    report.show(("at the end of 20 epochs of digits", "median %", "least", "most"), rows)
-    report.record["answers_share"] = shares
-    report.verdicts.append(Verdict("Answers / the training", "<=", SHARE, statistics.median(shares)))
 
 
 if __name__ == "__main__":

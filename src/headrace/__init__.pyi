@@ -72,14 +72,11 @@ from .watch.callback import Callback as Callback
 from .watch.deciding import BestModel as BestModel
 from .watch.deciding import EarlyStopping as EarlyStopping
 from .watch.deciding import Freeze as Freeze
-from .watch.files import CSV as CSV
 from .watch.files import LogFile as LogFile
 from .watch.history import History as History
 from .watch.info import Info as Info
 from .watch.measuring import GradientNorm as GradientNorm
 from .watch.measuring import Lambda as Lambda
-from .watch.measuring import LearningRateMonitor as LearningRateMonitor
-from .watch.measuring import Profile as Profile
 from .watch.measuring import Timer as Timer
 from .watch.progress import Progress as Progress
 from .watch.tensorboard import TensorBoard as TensorBoard

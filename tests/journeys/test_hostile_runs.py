@@ -49,7 +49,7 @@ def work(kind: str, run: str, epochs: int) -> None:
         val=data,
         epochs=epochs,
         run=hr.Run(run, every="3 steps"),
-        callbacks=[hr.EarlyStopping("val/loss", patience=50), hr.TensorBoard(), hr.CSV()],
+        callbacks=[hr.EarlyStopping("val/loss", patience=50), hr.TensorBoard()],
         progress=False,
     )
 
@@ -296,7 +296,7 @@ def test_no_link_in_a_run_leads_out_of_it(made: tuple[str, Path]) -> None:
     """Whatever of a run is a link to the same outside: used or refused, and nothing outside is written or made."""
     kind, whole = made
     names = [str(path.relative_to(whole)) for path in sorted(whole.rglob("*"))]
-    names += ["report.html", "metrics.csv", ".model.new.safetensors", ".run.json.new", ".probe", ".config.json.new"]
+    names += ["report.html", ".model.new.safetensors", ".run.json.new", ".probe", ".config.json.new"]
     for name in names:
         with scratch() as path:
             run, outside = shutil.copytree(whole, path / "run"), path / "outside"

@@ -156,7 +156,7 @@ def a_pickle_in_place_of_weights(run: Path) -> None:
         def __reduce__(self) -> Any:
             return os.system, (f"touch {Path('executed').absolute()}",)
 
-    for file in [*run.rglob("*.safetensors"), *run.rglob("trainer.json"), run / "answers.safetensors"]:
+    for file in [*run.rglob("*.safetensors"), *run.rglob("trainer.json")]:
         torch.save(Bomb(), file)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
 FACTS = {
     "id": "0123456789abcdef",
@@ -66,23 +65,10 @@ def make(path: Path, reports: Sequence[dict[str, Any]] = (), log: str = STARTED 
     return path
 
 
-def answers(kind: str, target: Any, answer: Any, count: int, names: Sequence[str] = ()) -> bytes:
-    """What the callback `Answers` writes."""
-    facts = {"kind": kind, "of": "test", "classes": list(names), "count": count, "step": 80}
-    header = {key: json.dumps(value) for key, value in facts.items()}
-    return save({"target": np.asarray(target), "answer": np.asarray(answer)}, header)
-
-
-def classified(classes: int = 3, count: int = 400, names: Sequence[str] = ()) -> bytes:
-    """Answers of a classifier that is right for most rows."""
+def classified(classes: int = 12) -> list[dict[str, Any]]:
+    """The reports of a classifier that is right for most rows, with its confusion matrix."""
     draw = np.random.default_rng(1)
-    target = draw.integers(0, classes, count).astype(np.int32)
-    answer = np.where(draw.random(count) < 0.8, target, draw.integers(0, classes, count)).astype(np.int32)
-    return answers("classes", target, answer, classes, names)
-
-
-def estimated(count: int = 400, columns: int = 1) -> bytes:
-    """Answers of a model of values."""
-    draw = np.random.default_rng(2)
-    target = draw.normal(size=(count, columns)).astype(np.float32)
-    return answers("values", target, target + 0.3 * draw.normal(size=(count, columns)).astype(np.float32), columns)
+    matrix = draw.integers(0, 2, (classes, classes)) + np.diag(draw.integers(1, 40, classes))
+    reports = rows(4)
+    reports[-1]["test/confusion"] = matrix.tolist()
+    return reports

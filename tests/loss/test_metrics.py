@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kit.imports import imported_after
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import headrace as hr
@@ -95,15 +94,6 @@ def test_a_target_that_no_term_compares_with_is_refused_where_there_are_several_
         trainer.validate(data)
     with pytest.raises(hr.ConfigError, match="metrics= compare with an unknown stream 'y'"):
         trainer.validate(DATA)
-
-
-def test_a_run_keeps_the_answers_to_the_target_of_its_metrics(tmp_path: Path) -> None:
-    two_tasks("digit").fit(DATA, DATA, epochs=1, progress=False, run=tmp_path / "told")
-    answers = load_file(tmp_path / "told" / "answers.safetensors")
-    assert answers["answer"].tolist() == answers["target"].tolist() == DIGIT.tolist()
-    data = {**DATA, "y": DIGIT}
-    two_tasks("y", metrics=()).fit(data, data, epochs=1, progress=False, run=tmp_path / "unclear")
-    assert not (tmp_path / "unclear" / "answers.safetensors").exists()
 
 
 def test_outputs_that_are_no_tensor_are_refused_before_the_first_update() -> None:

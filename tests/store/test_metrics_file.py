@@ -233,10 +233,9 @@ def test_a_number_whose_name_is_half_a_character_is_reported_as_any_other(tmp_pa
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-        watching = [names, hr.CSV(), hr.TensorBoard()]
+        watching = [names, hr.TensorBoard()]
         data = (X, (X[:, 0] > 0).long())
         trainer.fit(data, epochs=epochs, run=tmp_path / "run", callbacks=watching, progress=False)
-    assert "odd \\ud800" in (tmp_path / "run" / "metrics.csv").read_text()
     (events,) = (tmp_path / "run" / "tb").iterdir()
     assert events.read_bytes().count(b"odd \\ud800") == 2
 

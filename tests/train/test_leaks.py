@@ -76,7 +76,6 @@ def test_a_long_training_holds_on_to_nothing(epochs: int, tmp_path: Path) -> Non
     assert found[0]["children"] == []
     assert slope(found) < BYTES_PER_EPOCH * (1 if epochs == 200 else 5), "a few epochs say less of memory"
     names = {"run.json", "config.json", "log.txt", "metrics.jsonl", "times.jsonl", "lock", "best", "checkpoints", "tb"}
-    names |= {"answers.safetensors"}
     assert {path.name for path in run.iterdir()} == names
     assert {path.name for path in (run / "best").iterdir()} == {"model.safetensors", "best.json"}
     assert len(list((run / "checkpoints").iterdir())) in (2, 3), "two are kept, and the best"

@@ -1,6 +1,5 @@
-"""The table of a training, records that others keep, and what all trackers share."""
+"""Records that others keep, and what all trackers share."""
 
-import csv
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,12 @@ from kit.tracked import DATA, At, fail, train
 from torch import nn
 
 import headrace as hr
-from headrace.watch.files import CSV, LogFile, numbers
+from headrace.watch.files import LogFile, numbers
 from headrace.watch.tensorboard import TensorBoard
 from headrace.watch.trackers import MLflow, Tracker, WandB
 
 pd = late("pandas")
-FILES = {LogFile: "log.txt", CSV: "metrics.csv", TensorBoard: "tb"}
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def as_history(rows: list[dict[str, str]]) -> list[dict[str, float]]:
-    return [{key: float(value) for key, value in row.items() if value} for row in rows]
-
-
-def plain(history: hr.History) -> list[dict[str, float]]:
-    return [{key: float(value) for key, value in row.items()} for row in history.rows]
+FILES = {LogFile: "log.txt", TensorBoard: "tb"}
 
 
 # --- what they share --------------------------------------------------------------------------------------
@@ -101,82 +87,6 @@ def test_a_directory_that_has_the_name_of_a_package_is_none(tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(hr.ConfigError, match="not installed"):
         require("WandB", "wandb_like")
-
-
-# --- the table --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.takes_turns
-def test_the_table_says_what_the_history_says(tmp_path: Path) -> None:
-    history = train(CSV(), run=tmp_path / "run")
-    found = table(tmp_path / "run" / "metrics.csv")
-    assert list(found[0])[:4] == ["epoch", "step", "samples", "rate"]
-    assert as_history(found) == plain(history)
-    assert "test/accuracy" in found[-1]
-    assert [row["step"] for row in found] == ["4", "6", "8", "12"]
-
-
-def test_pandas_reads_the_table(tmp_path: Path) -> None:
-    history = train(CSV(tmp_path / "x.csv"))
-    import pandas as pd
-
-    frame = pd.read_csv(tmp_path / "x.csv")
-    assert frame["step"].tolist() == [4, 6, 8, 12]
-    assert frame["train/loss"].dropna().tolist() == pytest.approx(history["train/loss"], rel=1e-15)
-    assert frame["step"].dtype == np.int64
-
-
-def test_columns_that_turn_up_later_stand_last_and_are_empty_before(tmp_path: Path) -> None:
-    class Later(hr.Callback):
-        def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
-            if info.epoch == 2:
-                info.log({'late, "quoted"': 7.5, "nan": float("nan"), "infinity": float("inf")})
-
-    train(CSV(tmp_path / "x.csv"), Later(), epochs=3)
-    found = table(tmp_path / "x.csv")
-    assert [row['late, "quoted"'] for row in found] == ["", "", "", "7.5", "", ""]
-    import pandas as pd
-
-    frame = pd.read_csv(tmp_path / "x.csv")
-    assert frame["infinity"].tolist()[3] == float("inf")
-    assert frame["nan"].isna().all()
-
-
-def test_matrices_are_left_out_of_the_table(tmp_path: Path) -> None:
-    class Matrix:
-        def reset(self) -> None:
-            pass
-
-        def update(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-            pass
-
-        def compute(self) -> list[list[int]]:
-            return [[1, 2], [3, 4]]
-
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics={"matrix": Matrix()})
-    history = trainer.fit(DATA, DATA, epochs=1, callbacks=[CSV(tmp_path / "x.csv")], progress=False)
-    assert history["val/matrix"] == [[[1, 2], [3, 4]]]
-    assert "val/matrix" not in table(tmp_path / "x.csv")[0]
-
-
-def test_a_table_that_was_lost_or_changed_is_whole_after_going_on(tmp_path: Path) -> None:
-    run, path = tmp_path / "run", tmp_path / "run" / "metrics.csv"
-    for _ in range(2):
-        with pytest.raises(InterruptedError):
-            train(CSV(), At(11, fail), run=run, epochs=3)
-        path.write_bytes(path.read_bytes()[:-5] + b"\n9,9,\n")
-    path.unlink()
-    history = train(CSV(), run=run, epochs=3)
-    assert as_history(table(path)) == plain(history)
-
-
-def test_another_training_begins_a_table_anew(tmp_path: Path) -> None:
-    path, both = tmp_path / "x.csv", CSV(tmp_path / "x.csv")
-    train(both, epochs=3)
-    history = train(both, epochs=1)
-    assert as_history(table(path)) == plain(history)
 
 
 # --- records that others keep -----------------------------------------------------------------------------

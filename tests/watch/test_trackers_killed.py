@@ -19,11 +19,11 @@ from kit.sampled import EVERY
 
 import headrace as hr
 from headrace.store import disk
-from headrace.watch.files import CSV, LogFile
+from headrace.watch.files import LogFile
 from headrace.watch.tensorboard import TensorBoard
 from headrace.watch.trackers import MLflow, WandB, _records
 
-FILES = ("log.txt", "metrics.csv", ".metrics.csv.new", "tb")
+FILES = ("log.txt", "tb")
 NEVER = -1
 KILLS, KILLS_SLOW = 3, 60 if EVERY in os.environ else 20
 AFTER = 17  # the step after which a training is killed; reports of 16 came after its last checkpoint, of 15
@@ -56,7 +56,7 @@ def train(run: str, at: int, when: str) -> None:
     """In a process of its own: the training, which is killed at an operation on a tracker's file."""
     global perform
     perform, disk.perform = disk.perform, KillOfTrackers(at=at, when=when)
-    trainees.fit(trainees.trainer(), run, callbacks=[LogFile(), CSV(), TensorBoard()])
+    trainees.fit(trainees.trainer(), run, callbacks=[LogFile(), TensorBoard()])
     tell("operations " + json.dumps(disk.perform.operations))
 
 
@@ -65,13 +65,11 @@ class Whole(NamedTuple):
 
     operations: list[str]
     rows: str
-    table: str
     curves: event_files.Curves
 
 
 def left(run: Path, operations: list[str]) -> Whole:
-    rows, table = (run / "metrics.jsonl").read_text(), (run / "metrics.csv").read_text()
-    return Whole(operations, rows, table, event_files.raw_curves(run / "tb"))
+    return Whole(operations, (run / "metrics.jsonl").read_text(), event_files.raw_curves(run / "tb"))
 
 
 @cache

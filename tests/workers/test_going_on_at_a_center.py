@@ -110,7 +110,9 @@ def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) 
 
 
 def test_what_counts_rows_counts_those_of_all_workers() -> None:
-    timer, rates = hr.Timer(), hr.LearningRateMonitor("24 samples")
+    timer = hr.Timer()
+    rates = hr.Lambda(on_step_end=lambda info: info.fires(every) and info.log({"rate/0": info.rate}))
+    every = hr.Length(24, "samples")
 
     def main(*callbacks: hr.Callback) -> list[dict[str, Any]]:
         trainer = trainer_of()

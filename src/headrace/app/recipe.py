@@ -184,6 +184,7 @@ def run_recipe(training: Training) -> Trained:
         set_strategy(made.trainer, training.strategy)
     fit = merged(made.fit, training.options)
     run = Run.of(fit.get("run")).path
+    assert not isinstance(run, Runs), "a recipe does not make these"
     if run is not None and Runs.are_at(run):
         fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(_changed, arguments=training.arguments)))
     if run is not None:

@@ -16,7 +16,6 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.objective import Objective
 from ..step import check
 from ..step.arguments import data_sets, source_on
-from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile
 from ..watch.progress import Progress
@@ -129,7 +128,7 @@ def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool
     if isinstance(callbacks, Callback | type) or not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks= takes a list of Callback objects, got {_named(callbacks)}.")
     wanted = [*callbacks]
-    for kind in (Answers, LogFile, TensorBoard) if logs else ():
+    for kind in (LogFile, TensorBoard) if logs else ():
         if not any(isinstance(callback, kind) for callback in wanted):
             wanted.append(kind())
     styles: dict[str | bool, str] = {True: "auto", "auto": "auto", "bar": "bar", "plain": "plain"}

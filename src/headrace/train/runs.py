@@ -43,7 +43,7 @@ class Run:
 
     A checkpoint is written at `every` so many epochs, steps, samples or minutes, and at the end; the last `keep` stay
     (or "all"), and the best. A thread writes it while the training goes on, unless `wait`. `logs`: the run has a
-    log.txt, curves for TensorBoard and answers for its report.
+    log.txt and curves for TensorBoard.
     """
 
     path: "str | Path | Runs | None" = None

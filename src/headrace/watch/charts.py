@@ -251,12 +251,3 @@ def draw_confusion(ax: "Axes", names: Sequence[str], matrix: Sequence[Sequence[i
     ax.tick_params(length=0)
     for side in ax.spines.values():
         side.set_visible(False)
-
-
-def draw_residuals(ax: "Axes", target: Any, answer: Any) -> None:
-    """Draws the differences between answers and targets over the targets."""
-    ax.axhline(0, color="#888888", linewidth=0.8)
-    ax.plot(target, answer - target, ".", markersize=2.5, alpha=0.5, color=COLOURS[0], rasterized=True)
-    ax.set_xlabel("target", fontsize="small")
-    ax.set_ylabel("answer − target", fontsize="small")
-    _plain(ax)

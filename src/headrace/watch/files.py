@@ -1,14 +1,12 @@
-"""Callbacks that write reports into files: a CSV table of the numbers, and a log."""
+"""The log of a run, and what callbacks that write files have in common."""
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Real
 from pathlib import Path
@@ -22,7 +20,7 @@ from .callback import Callback
 if TYPE_CHECKING:
     from .info import Info
 
-METRICS, LOG = "metrics.csv", "log.txt"
+LOG = "log.txt"
 
 
 def numbers(row: Row, within: str = "") -> dict[str, float]:
@@ -80,73 +78,6 @@ class OutputPath:
             raise ConfigError(
                 f"{self._kind} cannot write to {path}: {why}. Move what is there away, or name another path."
             ) from error
-
-
-class CSV(Callback):
-    """Writes a line for every reported step, with a column for every number; without a `path`, into the run.
-
-    The file always equals the history: it is rewritten when a column is new, or when a training goes on.
-    """
-
-    everywhere = False
-
-    def __init__(self, path: str | Path | None = None) -> None:
-        self._place = OutputPath(self, path, METRICS)
-        self._columns: list[str] = []
-        self._step = -1
-        self._file: disk.File | None = None
-
-    def forget(self) -> None:
-        self._close()
-        self._columns, self._step = [], -1
-
-    def on_fit_start(self, info: Info) -> None:
-        self._path = self._place.find(info)
-        with self._place.usable(self._path):
-            disk.File(self._path, new=False).close()
-            if info.history.rows:
-                self._rewrite(info.history.rows)
-
-    def on_report(self, info: Info, row: dict[str, Any]) -> None:
-        cells = _cells(row)
-        try:
-            if self._file is not None and row["step"] > self._step and cells.keys() <= set(self._columns):
-                self._file.write(_text([[cells.get(key, "") for key in self._columns]]))
-                self._step = row["step"]
-            else:
-                self._rewrite(info.history.rows)
-        except OSError as error:
-            raise disk.failure(error, f"writing step {row['step']} to {self._path}", self._path, 0) from error
-
-    def on_error(self, info: Info, error: BaseException) -> None:
-        self._close()
-
-    def on_fit_end(self, info: Info) -> None:
-        self._close()
-
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the whole table in place of what was there."""
-        table = [_cells(row) for row in rows]
-        self._columns = list(dict.fromkeys([*COUNTERS[:3], *(key for cells in table for key in cells)]))
-        self._step = rows[-1]["step"]
-        self._close()
-        disk.write_file(self._path, _text([self._columns, *([c.get(k, "") for k in self._columns] for c in table)]))
-        self._file = disk.File(self._path, new=False)
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _cells(row: Mapping[str, Any]) -> dict[str, float]:
-    return {**{key: row[key] for key in COUNTERS if key in row}, **numbers(row)}
-
-
-def _text(lines: Sequence[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue().encode(errors="backslashreplace")
 
 
 class LogFile(Callback):

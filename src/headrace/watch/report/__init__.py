@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ...errors import RunError
 from ...store import disk
-from ..charts import draw, draw_confusion, draw_residuals, new_figure, panels, png_of
+from ..charts import draw, draw_confusion, new_figure, panels, png_of
 from .page import page
 from .read import RunContents, read
-from .scores import residuals, scores
+from .scores import scores
 
 __all__ = ["write"]
 
@@ -51,8 +51,8 @@ def _checked(path: Path) -> Path:
 
 
 def _write_pictures(found: RunContents, folder: Path) -> None:
-    """Draws each panel, the confusion matrix and the residuals into a file of its own."""
-    best, judged = found.best_row, scores(found.answers, found.rows)
+    """Draws each panel, and the confusion matrix, into a file of its own."""
+    best, judged = found.best_row, scores(found.rows)
     step = None if best is None else best["step"]
     drawings: list[tuple[str, Callable[..., None]]] = [
         (panel.name, partial(draw, rows=found.rows, panel=panel, best=step)) for panel in panels(found.rows)
@@ -60,8 +60,6 @@ def _write_pictures(found: RunContents, folder: Path) -> None:
     if judged is not None and judged.matrix:
         names = [one.name for one in judged.classes]
         drawings.append(("confusion", partial(draw_confusion, names=names, matrix=judged.matrix)))
-    for one in residuals(found.answers, 1):
-        drawings.append(("residuals", partial(draw_residuals, target=one.target, answer=one.answer)))
     disk.make_dirs(folder)
     for name, paint in drawings:
         figure = new_figure()

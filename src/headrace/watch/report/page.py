@@ -15,14 +15,13 @@ from ..history import cells, place_of, shown
 from ..progress import span
 from ..trackers import flattened
 from .read import RunContents
-from .scores import PerClass, Scores, residuals, scores
-from .svg import Chart, chart, histogram, scatter
+from .scores import PerClass, Scores, scores
+from .svg import chart
 
 WHOLE = 30  # rows up to which the tables of epochs and of classes show all
 ROWS = 1000  # of the long table
 LINES = 200  # of the log
 SHORT = 4  # letters of a class that fit above its column
-COLUMNS = 4  # of values that are drawn
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]], Mapping[int, str]]
 """Names of columns, lines of cells, and the classes of lines that have one."""
@@ -41,14 +40,13 @@ def page(found: RunContents) -> str:
         "shaded": shaded,
         "zip": zip,
     }
-    judged, pace = scores(found.answers, found.rows), throughput(found.rows)
-    shared = {"found": found, "answers": found.answers, "whole": WHOLE, "log_lines": LINES, "version": __version__}
+    judged, pace = scores(found.rows), throughput(found.rows)
+    shared = {"found": found, "whole": WHOLE, "log_lines": LINES, "version": __version__}
     return environment.get_template("page.html").render(
         **shared,
         facts=list(_facts(found, pace)),
         **_curves(found, pace),
         **_classes(judged),
-        **_values(found),
         **_history(found),
         **_checkpoints(found),
         picture=base64.b64encode(found.picture or b"").decode(),
@@ -136,18 +134,6 @@ def shaded(line: Sequence[int]) -> list[tuple[int, float]]:
     """Counts with their shade: the darker, the larger the share of the class; small shares are to be seen as well."""
     total = max(1, sum(line))
     return [(count, (count / total) ** 0.6) for count in line]
-
-
-def _values(found: RunContents) -> dict[str, Any]:
-    """Scores, answers over targets and residuals, for each column of values."""
-    columns = residuals(found.answers, COLUMNS)
-    lines = [[one.name, *map(written, (one.r2, one.mae, one.rmse)), f"{len(one.target):,}"] for one in columns]
-    drawn: list[Chart] = []
-    for one in columns:
-        about = f" {one.name}" if len(columns) > 1 else ""
-        drawn.append(scatter(one.target, one.answer, f"answer{about}"))
-        drawn.append(histogram(one.answer - one.target, f"residuals{about}"))
-    return {"values": lines, "value_charts": drawn}
 
 
 def _history(found: RunContents) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from ...store import disk, system
 from ...store.document import LARGE_BYTES, SMALL_BYTES, read_document
 from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
 from ..tensorboard import NEWEST, PICTURES
-from .scores import Predictions, read_answers
 
 BEGINS = ("started", "going on from step")
 BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
@@ -45,7 +44,6 @@ class RunContents:
     best: dict[str, Any] = field(default_factory=dict)
     """Step and number of the best model, as best/best.json says."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
-    answers: Predictions | None = None
     picture: bytes | None = None
     """What the model said about some images, a PNG."""
     running: bool = False
@@ -97,7 +95,6 @@ def read(path: Path) -> RunContents:
     found.log = _part(found, "log.txt", _log, "how it went") or []
     found.best = _part(found, "best/best.json", _json)
     found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
-    found.answers = _part(found, "answers.safetensors", read_answers) or None
     found.picture = _part(found, f"{PICTURES}/{NEWEST}", _png) or None
     found.running = _is_held(path / "lock")
     return found

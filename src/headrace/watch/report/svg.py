@@ -15,12 +15,10 @@ from ...store.rows import FAMILIES, written
 from ..charts import Curve, Panel, colours_of, label_of, wants_log
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 SIDE = 1000
 TICKS = 5  # about so many at an axis
-BINS = 31
-DOTS = 1500  # of a scatter plot
 UNITS = (("G", 1e9), ("M", 1e6), ("k", 1e4))
 EQUAL, TINY = 1e-9, 1e-200  # a difference, relative and absolute, that no axis shows
 MARGIN = 0.06  # of the height, above and below the curves
@@ -96,31 +94,6 @@ def chart(panel: Panel, curves: Sequence[Curve], axis: str, best: float | None) 
     view = {"axis": axis, "x": [across.low, across.high], "y": [up.low, up.high], "log": up.log, "curves": points}
     drawn.view = json.dumps(view, separators=(",", ":"), allow_nan=False)
     return drawn
-
-
-def scatter(target: "np.ndarray", answer: "np.ndarray", title: str) -> Chart:
-    """Answers over targets, with the line on which both are equal."""
-    step = max(1, len(target) // DOTS)
-    wanted, came = target[::step].tolist(), answer[::step].tolist()
-    scale = _scale([*wanted, *came])
-    dots = "".join(f"M{_x(scale.at(a))} {_y(scale.at(b))}h0" for a, b in zip(wanted, came, strict=True))
-    paths = [("rule", f"M0 {SIDE}L{SIDE} 0"), ("dots s0", dots)]
-    return _axes(title, "target", f"answers over targets of {len(target):,} rows", scale, scale, paths)
-
-
-def histogram(values: "np.ndarray", title: str) -> Chart:
-    """How often which residual comes."""
-    import numpy as np
-
-    counts, edges = np.histogram(values, bins=BINS)
-    across, up = Scale(float(edges[0]), float(edges[-1])), Scale(0.0, float(counts.max()) * (1 + MARGIN))
-    bars = "".join(
-        f"M{_x(across.at(a))} {SIDE}V{_y(up.at(n))}H{_x(across.at(b))}V{SIDE}z"
-        for a, b, n in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
-        if n
-    )
-    paths = [("bars s0", bars), *([_rule(across.at(0.0))] if across.low < 0 < across.high else [])]
-    return _axes(title, "answer − target", f"residuals of {len(values):,} rows", across, up, paths)
 
 
 def _axes(title: str, axis: str, description: str, across: Scale, up: Scale, paths: list[tuple[str, str]]) -> Chart:
