@@ -5,7 +5,6 @@ import json
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ VERSION = 1
 """Of the parser: with another one, what was kept is of no use."""
 WHOLE_BYTES = 1 << 24
 SAMPLE_BYTES, SAMPLES = 1 << 16, 32
-ABANDONED_S = 60
-"""A file that is being written is locked, but for the moment before that."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +60,19 @@ class CtfCache:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A new file, locked while it is written, that nobody takes for a cache; it is gone at the end."""
+        """A new file that nobody takes for a cache; it is removed at the end unless it was published.
+
+        What a process leaves that is killed while it writes stays: a hidden file that ends in `.tmp`.
+        """
         path = self.directory / f"{self.stem}.{secrets.token_hex(8)}.tmp"
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | system.flags("O_CLOEXEC", "O_BINARY")
-            descriptor = os.open(path, flags, 0o644)
+            os.close(os.open(path, flags, 0o644))
         except OSError as error:
             raise self.cannot(error) from None
-        if (
-            system.open_files_stay()
-        ):  # nobody removes it while it is written, nor could it get its name while it is open
-            os.close(descriptor)
-            descriptor = -1
         try:
-            with suppress(OSError):  # a file system without locks
-                system.lock(descriptor)
             yield path
         finally:
-            if descriptor >= 0:
-                os.close(descriptor)
             with suppress(FileNotFoundError, PermissionError):  # where open files stay, an error may keep it open
                 os.unlink(path)
 
@@ -95,7 +86,6 @@ class CtfCache:
         for content, reading, _, other in list(self._kept()):
             if other != path and (content != self.content or reading == self.reading):
                 self.discard(other)
-        self._sweep()
         return path
 
     def cannot(self, error: OSError) -> ConfigError:
@@ -116,21 +106,6 @@ class CtfCache:
         for name in _names(self.directory):
             if found := form.fullmatch(name):
                 yield found[1], found[2], found[3], self.directory / name
-
-    def _sweep(self) -> None:
-        """Removes files that were being written by a process that is no more."""
-        form = re.compile(re.escape(self.stem) + r"\.[0-9a-f]{16}\.tmp")
-        for name in filter(form.fullmatch, _names(self.directory)):
-            path = self.directory / name
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime < ABANDONED_S:
-                    continue
-                if system.open_files_stay():  # one that is being written is open
-                    os.unlink(path)
-                    continue
-                with open(path, "rb") as file:
-                    system.lock(file.fileno())
-                    self.discard(path)
 
 
 def sample(descriptor: int) -> str:
