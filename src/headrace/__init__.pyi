@@ -43,7 +43,6 @@ from .errors import SourceError as SourceError
 from .errors import WorkerError as WorkerError
 from .formats.table import open_ctf as open_ctf
 from .formats.table import open_table as open_table
-from .formats.write import write_ctf as write_ctf
 from .formats.write import write_table as write_table
 from .length import Length as Length
 from .loss.base import Loss as Loss

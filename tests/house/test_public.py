@@ -98,7 +98,6 @@ PUBLIC = [
     "skip",
     "split",
     "take",
-    "write_ctf",
     "write_table",
     "zip",
 ]

@@ -1,13 +1,12 @@
 """Writes tables and batches into files, block by block."""
 
 import errno
-import gzip
 import os
 import secrets
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,15 @@ from ..data.source import Table
 from ..errors import ConfigError, DataError, HeadraceError
 from ..store import disk
 from .columns import only_ones, record_batch_of
-from .ctf.write import text_of, written_layout
 from .lazy import pa, pq
 from .schema import schema_of
 
-ENDINGS = (".arrow", ".parquet", ".npz", ".ctf", ".ctf.gz")
+ENDINGS = (".arrow", ".parquet", ".npz")
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
 
 
 def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int | None = None) -> None:
-    """Writes a table, or batches one after the other, as `.arrow`, `.parquet`, `.npz` or `.ctf`, as the name says.
+    """Writes a table, or batches one after the other, as `.arrow`, `.parquet` or `.npz`, as the name says.
 
     There is a whole file under the name at the end, or what was there before. Only so many rows are held at a time, of
     a table about as many as make 16 MB if nothing is said. They lie together in the file: what an order by blocks goes
@@ -37,8 +35,6 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     """
     _check_rows(data)
     target = check_target(path)
-    if target.name.lower().endswith((".ctf", ".ctf.gz")):
-        return write_ctf(target, data)
     kind = target.suffix.lower()
     if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
@@ -54,40 +50,12 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
         _warn_of_lost_strings(data, target)
 
 
-def write_ctf(
-    path: str | Path,
-    table_or_batches: Table | Iterable[Batch],
-    *,
-    fields: Mapping[str, str] | None = None,
-    ids: bool = True,
-) -> None:
-    """Writes rows in CNTK's text format, as sequences numbered from 0; packed if the name ends in `.gz`.
-
-    `fields`: what a stream is called in the file, where that is not to be its name. `ids=False` leaves the numbers
-    out, for rows that have a single line each. Numbers are written with as many digits as it takes to read the same
-    ones back. There is a whole file under the name, or what was there before.
-    """
-    data, path, rows = table_or_batches, Path(path), 0
-    _check_rows(data)
-    layout = written_layout(data.streams, fields) if isinstance(data, Table) else None
-    with whole(path) as beside, ExitStack() as files:
-        file = files.enter_context(open(beside, "xb"))
-        out: Any = file
-        if path.suffix.lower() == ".gz":
-            out = files.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
-        for block in _blocks(data, _rows_of(data, BLOCK_BYTES // 4)):  # the text is longer than its numbers
-            layout = layout or written_layout(block.streams, fields)
-            out.write(text_of(layout, block.fields, block.rows, rows, ids) if block.rows else b"")
-            rows += block.rows
-        if not rows:
-            raise DataError(f"there are no rows to write to {path}.")
-    _warn_of_lost_strings(data, path)
-
-
 def check_target(path: str | Path) -> Path:
     """Returns the path to write to; raises if its directory or its ending does not allow it."""
+    if str(path).lower().endswith((".ctf", ".ctf.gz")):
+        raise ConfigError(f"cannot write {path}: CNTK's text format is read, and not written. Write .arrow instead.")
     if "://" in str(path) or not str(path).lower().endswith(ENDINGS):
-        raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
+        raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet or .npz.")
     check_place(Path(path))
     return Path(path)
 

@@ -110,7 +110,7 @@ def convert(
 
     Args:
         data: files, globs or URLs: .npy .npz .arrow .parquet .csv .ctf
-        out: the file to write: .arrow .parquet .npz .ctf
+        out: the file to write: .arrow .parquet .npz
         stream: a stream of a .ctf file, as in "words 1000 sparse sequence" or "image 28x28 uint8"; for each of them
         skip_bad_rows: leave out what cannot be read of a .ctf file
     """
