@@ -116,14 +116,12 @@ def test_a_view_is_packed_by_items_as_its_rows_alone_are(name: str) -> None:
     assert [plain(b) for b in batches[0].batches()] == [plain(b) for b in batches[1].batches()]
 
 
-def test_tables_larger_than_what_is_looked_at_together_are_filtered_split_and_joined_whole() -> None:
+def test_tables_larger_than_what_is_looked_at_together_are_filtered_and_split() -> None:
     numbers = torch.arange(150_000)
     large = named(id=numbers, y=numbers % 3)
     assert ids(compose.filter(large, odd)) == numbers[1::2].tolist()
     parts = compose.split(large, 0.5, 0.5, stratify="y")
     assert sorted(ids(parts[0]) + ids(parts[1])) == numbers.tolist()
-    joined = compose.zip(large, named(id=numbers.flip(0), z=numbers), key="id")
-    assert torch.equal(joined.rows(0, 150_000)["z"], numbers.flip(0))
 
 
 # --- zip ---------------------------------------------------------------------------------------------------
@@ -149,63 +147,17 @@ def test_zip_finds_the_lengths_of_a_stream_of_any_of_its_tables() -> None:
         made.lengths("y")
 
 
-@given(data=st.data())
-def test_zip_by_key_puts_rows_beside_those_with_the_same_key(data: st.DataObject) -> None:
-    keys = data.draw(st.lists(st.integers(-9, 30), min_size=1, unique=True))
-    wanted = data.draw(st.lists(st.sampled_from(keys), min_size=1))
-    made = compose.zip(named(id=wanted, n=range(len(wanted))), named(z=[10 * k for k in keys], id=keys), key="id")
-    assert [stream.name for stream in made.streams] == ["id", "n", "z"]
-    whole = made.rows(0, len(wanted))
-    assert (whole["id"].tolist(), whole["n"].tolist()) == (wanted, list(range(len(wanted))))
-    assert whole["z"].tolist() == [10 * k for k in wanted]
-
-
-def test_zip_by_key_joins_several_tables_whose_other_rows_are_left_out() -> None:
-    made = compose.zip(named(id=[4, 2, 4]), table(range(6)), named(z=[7, 8, 9], id=[2, 4, 5]), key="id")
-    batch = made.rows(0, 3)
-    assert plain(batch) == [row(4), row(2), row(4)]
-    assert batch["z"].tolist() == [8, 7, 8]
-    assert made.lengths("words").tolist() == [0, 2, 0]
-
-
-@pytest.mark.parametrize("dtypes", [("int32", "int64"), ("uint8", "int16"), ("int64", "uint8")])
-def test_zip_by_key_compares_whole_numbers_of_any_width(dtypes: tuple[str, str]) -> None:
-    left, right = (getattr(torch, dtype) for dtype in dtypes)
-    made = compose.zip(
-        {"id": torch.tensor([3, 1], dtype=left)}, {"id": torch.tensor([1, 3], dtype=right), "z": torch.tensor([1, 3])},
-        key="id",
-    )  # fmt: skip
-    assert made.rows(0, 2)["z"].tolist() == [3, 1]
-    assert made.stream("id").dtype == dtypes[0]
-
-
 @pytest.mark.parametrize(
-    ("tables", "key", "error"),
+    ("tables", "error"),
     [
-        ([named(a=range(3)), named(b=range(4))], None, r"row i beside row i.*3, 4 rows.*key="),
-        ([named(a=range(3)), named(a=range(3))], None, r"table 0 and table 1 both have a stream 'a'.*columns="),
-        ([named(id=[1, 9]), named(id=[1, 2], z=[0, 0])], "id", r"table 1 has no row with id 9.*row 1 of table 0"),
-        ([named(id=[1]), named(id=[5, 1, 5], z=range(3))], "id", r"table 1 has id 5 more than once"),
-        ([named(id=[1]), named(a=[1])], "id", r"unknown stream 'id'"),
-        ([named(a=[1]), named(id=[1])], "id", r"unknown stream 'id'"),
-        ([named(id=[1.0]), named(id=[1], z=[1])], "id", r"one whole number for each row, got id: float32"),
-        ([named(id=[1]), named(id=[[1]], z=[1])], "id", r"one whole number for each row, got id: int64\[1\]"),
-        ([named(id=[1], z=[1]), named(id=[1], z=[1])], "id", r"both have a stream 'z'"),
-        ([named(id=[1]), {"id": torch.empty(0, dtype=torch.int64)}], "id", r"table 1 has no rows"),
-        ([], None, r"zip\(\)"),
-        ([], "id", r"zip\(\)"),
+        ([named(a=range(3)), named(b=range(4))], r"row i beside row i.*3, 4 rows.*pandas.merge"),
+        ([named(a=range(3)), named(a=range(3))], r"table 0 and table 1 both have a stream 'a'.*columns="),
+        ([], r"zip\(\)"),
     ],
 )
-def test_tables_that_cannot_stand_side_by_side_are_told_why(tables: list[Any], key: str | None, error: str) -> None:
+def test_tables_that_cannot_stand_side_by_side_are_told_why(tables: list[Any], error: str) -> None:
     with pytest.raises(hr.HeadraceError, match=error):
-        compose.zip(*tables, key=key)
-
-
-def test_a_key_of_strings_is_not_compared_by_what_tables_number_differently() -> None:
-    one = hr.ArrayTable({"who": torch.tensor([0, 1])}, categories={"who": ["ann", "bob"]})
-    two = hr.ArrayTable({"who": torch.tensor([0, 1]), "z": torch.tensor([1, 2])}, categories={"who": ["bob", "ann"]})
-    with pytest.raises(hr.DataError, match="categories"):
-        compose.zip(one, two, key="who")
+        compose.zip(*tables)
 
 
 # --- concat ------------------------------------------------------------------------------------------------
@@ -350,8 +302,6 @@ BUILDS: dict[str, Callable[[hr.Table], hr.Table]] = {
     "map": lambda base: compose.map(base, negated),
     "another map": lambda base: compose.map(base, same),
     "zip": lambda base: compose.zip(base, named(y=range(20))),
-    "zip by key": lambda base: compose.zip(base, named(id=range(30), y=range(30)), key="id"),
-    "zip by key, other rows": lambda base: compose.zip(base, named(id=range(29, -1, -1), y=range(30)), key="id"),
     "concat": lambda base: compose.concat(base, compose.take(base, 3)),
     "concat the other way round": lambda base: compose.concat(compose.take(base, 3), base),
 }

@@ -23,24 +23,11 @@ from .adapt import as_data, as_table
 GOLDEN = (5**0.5 - 1) / 2
 
 
-def zip(*tables: Any, key: str | None = None) -> Table:
-    """Joins tables side by side: row i beside row i, or, with `key`, rows with the same number in that stream.
-
-    By key, the rows are those of the first table, in its order; every other must have each of its keys exactly once.
-    """
-    given = [as_table(table) for table in tables]
-    if not given:
+def zip(*tables: Any) -> Table:
+    """Joins tables side by side: row i beside row i. Join by a key before, with `pandas.merge`."""
+    if not tables:
         raise ConfigError("zip() needs at least one table.")
-    if key is None:
-        return Zipped(given)
-    wanted = _column(given[0], key)
-    joined = [given[0]]
-    for k, table in enumerate(given[1:], 1):
-        if list(table.categories.get(key, ())) != list(given[0].categories.get(key, ())):
-            raise DataError(f"zip(): table {k} numbers the strings of {key!r} differently. Open it with categories=.")
-        found = View(table, _matches(wanted, _column(table, key), key, k))
-        joined.append(Mapped(found, _Without(key)))
-    return Zipped(joined)
+    return Zipped([as_table(table) for table in tables])
 
 
 def concat(*tables: Any) -> Table:
@@ -147,17 +134,6 @@ def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = N
     return [View(found, torch.from_numpy(rows)) for rows in joined]
 
 
-class _Without:
-    """Drops a stream."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.__qualname__ = f"without {name}"
-
-    def __call__(self, fields: Mapping[str, Field]) -> Mapping[str, Field]:
-        return {name: field for name, field in fields.items() if name != self._name}
-
-
 def _column(table: Table, name: str) -> Any:
     """A stream of single whole numbers, read whole."""
     stream = table.stream(name)
@@ -174,21 +150,6 @@ def _check_added(who: str, table: Table, batch: Batch, name: str) -> None:
     """Raises if rows lack a stream that a map with draws adds on their way."""
     if name not in batch and name in [stream.name for stream in table.streams]:
         raise DataError(f"{who}(): a map with draws adds {name!r} on the way. Map what {who}() gives instead.")
-
-
-def _matches(wanted: Any, found: Any, key: str, k: int) -> Tensor:
-    """Where each of the wanted keys is found."""
-    order = np.argsort(found, kind="stable")
-    keys = found[order]
-    if len(twice := np.flatnonzero(keys[1:] == keys[:-1])):
-        raise DataError(f"zip(): table {k} has {key} {keys[twice[0]]} more than once. Keys beside others are unique.")
-    if not len(keys):
-        raise DataError(f"zip(): table {k} has no rows.")
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    if len(missing := np.flatnonzero(keys[places] != wanted)):
-        row = int(missing[0])
-        raise DataError(f"zip(): table {k} has no row with {key} {wanted[row]}, which row {row} of table 0 asks for.")
-    return torch.from_numpy(order[places])
 
 
 def _takes_draws(change: Change) -> bool:
