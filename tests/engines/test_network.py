@@ -37,7 +37,6 @@ def test_a_bandwidth_that_may_be_bits_or_bytes_is_refused_with_a_list_of_units(u
 )
 def test_a_time_is_read(text: str, seconds: float) -> None:
     assert Network(latency=text).latency_s == pytest.approx(seconds)
-    assert Network(restart=text).restart_s == pytest.approx(seconds)
 
 
 def test_an_update_takes_as_long_as_rows_and_speed_say() -> None:
@@ -67,12 +66,6 @@ def test_workers_are_slow_at_different_updates() -> None:
     assert first != second
 
 
-def test_failures_are_a_dict_or_pairs_and_come_in_order_of_time() -> None:
-    assert Network(failures={3: "12.5 s"}).failures_s(3) == [12.5]
-    assert Network(failures=[(1, "2 s"), (0, "5 s"), (1, "1 s")]).failures_s(1) == [1.0, 2.0]
-    assert Network(failures={3: "12.5 s"}).failures_s(0) == []
-
-
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -83,7 +76,6 @@ def test_failures_are_a_dict_or_pairs_and_come_in_order_of_time() -> None:
         ({"latency": "50"}, 'latency= is a number and a unit, as in "50 us"'),
         ({"latency": "-1 s"}, "latency="),
         ({"latency": "nan s"}, "latency="),
-        ({"restart": 30}, "restart= is a number and a unit"),
         ({"rows_per_s": 0}, "rows_per_s= is a number greater than 0, got 0"),
         ({"rows_per_s": float("inf")}, "rows_per_s="),
         ({"rows_per_s": True}, "rows_per_s="),
@@ -95,9 +87,6 @@ def test_failures_are_a_dict_or_pairs_and_come_in_order_of_time() -> None:
         ({"stragglers": {0: (1.5, 2)}}, "a probability"),
         ({"stragglers": {0: (0.5, 0.5)}}, "a factor"),
         ({"stragglers": 3}, "stragglers= looks like"),
-        ({"failures": {3: 12.5}}, "failures of worker 3= is a number and a unit"),
-        ({"failures": [3]}, "failures= looks like"),
-        ({"failures": "3"}, "failures= looks like"),
         ({"seed": 0.5}, "seed="),
     ],
 )
@@ -113,7 +102,6 @@ def test_what_cannot_be_is_said(wrong: dict[str, Any], text: str) -> None:
         (Network(speeds=[1, 2, 3]), "speeds= has one factor for each of the 4 workers, got 3"),
         (Network(speeds={4: 2}), "speeds= is of workers 0 to 3, got worker 4"),
         (Network(stragglers={4: (0.5, 2)}), "stragglers= is of workers 0 to 3"),
-        (Network(failures={9: "1 s"}), "failures= is of workers 0 to 3, got worker 9"),
     ],
 )
 def test_a_worker_that_is_not_there_is_an_error(network: Network, text: str) -> None:

@@ -173,50 +173,6 @@ class Visits(nn.Module):
         return self.seen[row]
 
 
-def visited(rows: torch.Tensor, epochs: int, run: str | None = None) -> tuple[torch.Tensor, str]:
-    """How often each row was trained with by all workers, and why the training ended."""
-    model = Visits()
-    strategy = hr.Asynchronous("1 step", staleness=100, down_weight=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    trainer = hr.Trainer(model, hr.L1(reduce="sum"), optimizer, batch_size=BATCH, strategy=strategy)
-    trainer.fit((rows, torch.full((len(rows),), 1e6)), epochs=epochs, run=run, progress=False)
-    return model.seen.detach(), trainer.history.stopped
-
-
-@pytest.mark.parametrize("restart", ["1 ms", "100 s"])
-def test_a_worker_that_is_lost_in_the_second_training_comes_back_into_the_second(restart: str) -> None:
-    """It calls `main` from the top: the first training is over, though the second has as many rows and epochs."""
-    folds = [torch.arange(ROWS)[fold::2] for fold in (0, 1)]
-    stopped: dict[int, list[str]] = {}
-
-    def main() -> list[torch.Tensor]:
-        found = [visited(fold, epochs=2) for fold in folds]
-        stopped[here().shard.index] = [why for _, why in found]
-        return [seen for seen, _ in found]
-
-    network = Network(rows_per_s=1000, latency="1 us", failures={1: "70 ms"}, restart=restart)
-    first, second = hr.launch(main, workers=2, network=network)
-    for seen, fold in ((first, folds[0]), (second, folds[1])):
-        assert seen[fold].tolist() == [2.0] * len(fold)
-        assert seen.sum() == 2 * len(fold), "no row of the other fold"
-    assert "was over at the center" in stopped[1][0], "the first one was not trained again"
-
-
-def test_worker_0_that_is_lost_in_the_second_training_has_the_result_of_the_first_from_its_run(tmp_path: Path) -> None:
-    folds = [torch.arange(ROWS)[fold::2] for fold in (0, 1)]
-
-    def main(runs: list[str | None]) -> list[torch.Tensor]:
-        return [visited(fold, 2, run)[0] for fold, run in zip(folds, runs, strict=True)]
-
-    network = Network(rows_per_s=1000, latency="1 us", failures={0: "70 ms"}, restart="1 ms")
-    found = hr.launch(main, [str(tmp_path / "0"), str(tmp_path / "1")], workers=2, network=network)
-    for seen, fold in zip(found, folds, strict=True):
-        assert seen[fold].tolist() == [2.0] * len(fold)
-        assert seen.sum() == 2 * len(fold)
-    with pytest.raises(hr.WorkerError, match=r"worker 0 was started again .* Give every fit a run= of its own"):
-        hr.launch(main, [None, None], workers=2, network=network)
-
-
 @pytest.mark.parametrize("step", sampled([1, 2, 5], keep=[2], of=2))
 def test_rows_that_were_given_to_a_worker_and_not_read_before_the_save_are_read_after_it(
     step: int, tmp_path: Path

@@ -2,9 +2,7 @@
 picture of it: loss against virtual time, what was sent, and what workers did with their time.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from ..engines.launch import launch
 from ..engines.local import SimComm
 from ..engines.network import Network
 from ..errors import ConfigError, HeadraceError
-from ..train.runs import Run
 from ..workers.here import here
 from ..workers.strategy import Strategy
 from .recipe import load_recipe, merged, set_strategy
@@ -23,7 +20,7 @@ from .strategies import parse_strategy
 
 TIME = "virtual_s"
 """Of a row of the history: when it was reported, on worker 0's virtual clock."""
-COLOURS = {"computing": "#3b7dd8", "communicating": "#e6a23c", "idle": "#c8ccd2", "down": "#d64545"}
+COLOURS = {"computing": "#3b7dd8", "communicating": "#e6a23c", "idle": "#c8ccd2"}
 SHARES = tuple(COLOURS)
 _OWN = ("run", "progress")
 """What a rehearsal settles itself, whatever the recipe passes to `fit`."""
@@ -91,14 +88,11 @@ def rehearse(
     """Trains the recipe of a file on virtual workers, with a strategy given by name.
 
     `options` go before those that the recipe passes to `fit`; a limit among them replaces all of the recipe's. Nothing
-    is kept. Where all workers are lost with one that fails, checkpoints are, for as long as it takes.
+    is kept.
     """
-    failures, by = len(network.failures or ()), parse_strategy(strategy)
-    kept = failures and not by.centered  # a center goes on, and its workers come back alone
+    by = parse_strategy(strategy)
     try:
-        with tempfile.TemporaryDirectory(prefix="headrace-") if kept else nullcontext() as room:
-            asked = {**(options or {}), **({} if room is None else {"run": Run(f"{room}/run", wait=True)})}
-            rows, report = launch(perform, recipe, by, asked, workers=workers, network=network, restarts=failures)
+        rows, report = launch(perform, recipe, by, options or {}, workers=workers, network=network)
     except HeadraceError as error:
         error.args = (f"{strategy}: {error}",)
         raise
@@ -161,8 +155,7 @@ def draw(found: Sequence[Rehearsal], out: Path, title: str) -> None:
     before = [0.0] * len(found)
     for share in SHARES:
         widths = [100 * one.shares[share] for one in found]
-        if any(widths) or share != "down":  # as it usually is, and nobody wants to know
-            parts["time"].barh(names, widths, left=before, color=COLOURS[share], label=share)
+        parts["time"].barh(names, widths, left=before, color=COLOURS[share], label=share)
         before = [start + width for start, width in zip(before, widths, strict=True)]
     parts["time"].set_xlabel("% of the workers' time")
     parts["time"].set_yticks([])

@@ -1,12 +1,9 @@
 """Runs threads one at a time, each on a clock of its own: the one that is due first runs next."""
 
 import contextvars
-import ctypes
-import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Any
 
 import torch
 
@@ -15,9 +12,6 @@ from .generators import Generators
 
 STACK_BYTES = 16 << 20  # of a worker's thread: room that takes no memory until it is used
 GLANCE_S = 0.25  # worker 0 waits so long at a time: a signal just before it begins to wait does not wake it up
-
-_CORES = 1024  # of a machine, at most, as the C library has it
-_MYSELF = 0  # the calling thread, to the system
 
 
 class Baton:
@@ -47,7 +41,6 @@ class Baton:
         self._urgent = self._left = self._void = False
         """Whether worker 0 was interrupted; whether it has gone; whether not all threads could be started."""
         self._generators: Generators
-        self._cores: Cores
 
     def run(self, works: Sequence[Callable[[], None]], failed: Callable[[BaseException], None]) -> None:
         """Calls each function in a thread of its own, the first in the caller's; returns once all have ended.
@@ -60,8 +53,7 @@ class Baton:
             lock.acquire()
             self.due(worker, self.now[worker])
         self._entry[0] = 0  # it has the baton
-        self._generators, self._cores = Generators(self._count), Cores(self._count)
-        self._cores.enter(0)
+        self._generators = Generators(self._count)
         threads = self._start(works)
         try:
             self._generators.enter(0)
@@ -79,7 +71,6 @@ class Baton:
                 thread.join()
         finally:
             self._left = True
-            self._cores.leave(0)
             self._generators.give_back()
 
     def until(self, worker: int, time: float) -> None:
@@ -105,10 +96,6 @@ class Baton:
         for worker in range(self._count):
             if worker not in self.ended:
                 self.due(worker, self.now[worker])
-
-    def restart_generators(self, worker: int) -> None:
-        """The random states of the worker that has the baton are those of its start."""
-        self._generators.restart(worker)
 
     def _start(self, works: Sequence[Callable[[], None]]) -> list[threading.Thread]:
         """The threads of all workers but the first, which wait for the baton."""
@@ -138,7 +125,6 @@ class Baton:
 
     def _thread(self, worker: int, work: Callable[[], None], intra_op: int) -> None:
         torch.set_num_threads(intra_op)
-        self._cores.enter(worker)
         self._wait(worker)
         if self._void:
             return
@@ -185,7 +171,6 @@ class Baton:
         if not self._left:
             self._generators.swap(worker, other)
         self._turn += 1
-        self._cores.hand_over(worker, other)
         self.holder = other
         self._hint(other)
 
@@ -204,7 +189,6 @@ class Baton:
             elif (seconds := seconds + GLANCE_S) >= self._timeout_s and self.holder:
                 self._left = True
                 raise self._stalled(self.holder)
-        self._cores.go_on(worker)
 
     def _ask_for_baton(self) -> None:
         """Worker 0, interrupted while another one has the baton, is next. Interrupted once more, it leaves at once."""
@@ -221,57 +205,3 @@ class Baton:
             self._urgent = False
         self._entry[0] = 0
         self.parked.pop(0, None)
-
-
-class Cores:
-    """Keeps the thread that runs next on the core that is warm: Linux would wake it on an idle one.
-
-    So whoever waits may only run where the one runs that wakes it up. As long as it runs it is free: threads and
-    processes that it starts inherit nothing, and the system may move it, and then all that follow.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._system = _system()
-        self._threads, self._at = [_MYSELF] * count, [-1] * count
-        """The threads, as the system calls them, and the core on which each waits."""
-        self._allowed = [b""] * count
-        self._only: dict[int, bytes] = {}
-
-    def enter(self, worker: int) -> None:
-        """This thread is the worker's."""
-        if self._system is not None:
-            self._threads[worker], self._allowed[worker] = threading.get_native_id(), _mask(os.sched_getaffinity(0))
-
-    def leave(self, worker: int) -> None:
-        """Forgets the worker's thread: it is no longer moved."""
-        self._threads[worker] = _MYSELF
-        self.go_on(worker)
-
-    def hand_over(self, worker: int, other: int) -> None:
-        """This thread, the worker's, is about to wake up the other's and to wait."""
-        if self._system is None:
-            return
-        core: int = self._system.sched_getcpu()
-        only = self._only.get(core) or self._only.setdefault(core, _mask([core]))
-        size, pin = len(only), self._system.sched_setaffinity
-        pin(_MYSELF, size, only)
-        if self._at[other] != core:
-            pin(self._threads[other], size, only)  # no other thread comes between reading whose it is and the call
-        self._at[worker] = core
-
-    def go_on(self, worker: int) -> None:
-        """This thread, the worker's, may run anywhere again."""
-        if self._system is not None:
-            self._system.sched_setaffinity(_MYSELF, len(self._allowed[worker]), self._allowed[worker])
-
-
-def _system() -> Any:
-    """The C library's scheduling calls; `None` where there are none, or only one core."""
-    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
-        return None
-    library = ctypes.PyDLL(None)  # keeps the interpreter's lock: these calls take a microsecond
-    return library if hasattr(library, "sched_getcpu") and hasattr(library, "sched_setaffinity") else None
-
-
-def _mask(cores: Iterable[int]) -> bytes:
-    return sum(1 << core for core in cores).to_bytes(_CORES // 8, "little")

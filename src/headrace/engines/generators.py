@@ -52,11 +52,6 @@ class Generators:
         kept = self._kept[worker] = self._read(self._kept[worker])
         self._write(self._kept[other], kept)
 
-    def restart(self, worker: int) -> None:
-        """The process's, which are this worker's, are what they were at its start."""
-        self._write_settings(self._callers.settings, None)
-        self._begin(worker)
-
     def give_back(self) -> None:
         """The process's are what they were before."""
         self._write(self._callers, None)

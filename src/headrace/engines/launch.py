@@ -96,6 +96,12 @@ def _check(job: Job, engine: str) -> None:
                 "script with torchrun: it is joined as it is.",
                 argument=name,
             )
+    if job.restarts and engine == "local":
+        raise ConfigError(
+            "restarts= is for engine='processes' or 'ray': the workers of engine='local' are this process, and end "
+            "with it.",
+            argument="restarts",
+        )
     _check_network(job.network, job.workers, engine)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..data.source import Shard, Source
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError
 from ..watch.callback import Callback
 from ..workers.center import Center, NothingYet, Push, Reply
 from ..workers.center_state import CenterState
@@ -173,7 +173,7 @@ def _size(value: Any) -> int:
 
 
 def run(job: Job) -> Result:
-    """Runs the job's workers to their end; if all were lost, again, as often as it allows."""
+    """Runs the job's workers to their end."""
     _must_be_copied(job.main)
     cluster = VirtualCluster(job.workers, job.network or Network(), job.timeout_s)
 
@@ -188,15 +188,8 @@ def run(job: Job) -> Result:
                 ) from error
             return work(main, arguments)
 
-    for restarts_left in range(job.restarts, -1, -1):
-        try:
-            result: Result = cluster.run(live)[0]
-            return result
-        except WorkerError:
-            if not cluster.lost or not restarts_left or cluster.network.restart_s is None:
-                raise
-            cluster.restart()
-    raise AssertionError
+    result: Result = cluster.run(live)[0]
+    return result
 
 
 def _must_be_copied(main: Callable[..., Any]) -> None:

@@ -31,10 +31,7 @@ class Network:
     `bandwidth`: of every worker's link, in each direction, a second: "100 Mbit", "100 Mb" and "100 Mbps" are bits,
     "12 MB" and "12 MiB" are bytes. `latency`: of every message. `rows_per_s`: how many rows a worker of speed 1 trains
     on in a second; `speeds`: a factor for every worker, or for some of them. `stragglers`: by worker, how probable a
-    slow update is, and how many times as long it takes; `seed` says which ones are slow. `failures`: when workers die,
-    as in `{3: "12.5 s"}`, or pairs of them; `restart`: how long it takes until one is back (`None`: it never is).
-    Workers that wait for each other are lost together, and begin again if `launch` has `restarts`; one that has joined
-    a center begins again alone.
+    slow update is, and how many times as long it takes; `seed` says which ones are slow.
     """
 
     bandwidth: str = "10 Gbit"
@@ -42,15 +39,13 @@ class Network:
     rows_per_s: float = 1e5
     speeds: Sequence[float] | Mapping[int, float] = ()
     stragglers: Mapping[int, tuple[float, float]] | None = None
-    failures: Mapping[int, str] | Sequence[tuple[int, str]] | None = None
-    restart: str | None = "30 s"
     seed: int = 0
 
     def __post_init__(self) -> None:
         _positive(self.rows_per_s, "rows_per_s")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ConfigError(f"seed= is a whole number, got {self.seed!r}.", argument="seed")
-        for name in ("bytes_per_s", "latency_s", "restart_s", "_speeds", "_stragglers", "_failures"):
+        for name in ("bytes_per_s", "latency_s", "_speeds", "_stragglers"):
             getattr(self, name)
         if self.bytes_per_s <= 0:
             raise ConfigError(f"bandwidth= is greater than 0, got {self.bandwidth!r}.", argument="bandwidth")
@@ -63,10 +58,6 @@ class Network:
     def latency_s(self) -> float:
         return _seconds(self.latency, "latency")
 
-    @cached_property
-    def restart_s(self) -> float | None:
-        return None if self.restart is None else _seconds(self.restart, "restart")
-
     def computing_s(self, worker: int, update: int, rows: int) -> float:
         """How long an update of so many rows takes; each worker counts its updates from 0."""
         seconds = rows / (self.rows_per_s * self._speeds.get(worker, 1.0))
@@ -75,21 +66,13 @@ class Network:
             seconds *= factor if _draw(self.seed, worker, update) < probability else 1.0
         return seconds
 
-    def failures_s(self, worker: int) -> list[float]:
-        """When a worker dies."""
-        return sorted(time for who, time in self._failures if who == worker)
-
     def check(self, workers: int) -> None:
         """Raises unless settings of single workers name workers that exist."""
         if not isinstance(self.speeds, Mapping) and len(self.speeds) not in (0, workers):
             raise ConfigError(
                 f"speeds= has one factor for each of the {workers} workers, got {len(self.speeds)}.", argument="speeds"
             )
-        named: dict[str, Mapping[int, Any]] = {
-            "speeds": self._speeds,
-            "stragglers": self._stragglers,
-            "failures": dict(self._failures),
-        }
+        named: dict[str, Mapping[int, Any]] = {"speeds": self._speeds, "stragglers": self._stragglers}
         for name, of in named.items():
             for worker in of:
                 if worker >= workers:
@@ -107,7 +90,10 @@ class Network:
     @cached_property
     def _stragglers(self) -> dict[int, tuple[float, float]]:
         found: dict[int, tuple[float, float]] = {}
-        for who, pair in _pairs(self.stragglers, "stragglers", "{3: (0.1, 5.0)}"):
+        given: Any = self.stragglers or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"stragglers= looks like {{3: (0.1, 5.0)}}, got {given!r}.", argument="stragglers")
+        for who, pair in given.items():
             numbers: Any = pair if isinstance(pair, Sequence) and len(pair) == 2 else (None, None)
             if not all(map(_is_number, numbers)) or not 0 <= numbers[0] <= 1 or numbers[1] < 1:
                 raise ConfigError(
@@ -117,25 +103,11 @@ class Network:
             found[_worker(who, "stragglers")] = (float(numbers[0]), float(numbers[1]))
         return found
 
-    @cached_property
-    def _failures(self) -> list[tuple[int, float]]:
-        given = _pairs(self.failures, "failures", '{3: "12.5 s"} or [(3, "12.5 s")]')
-        return [(_worker(who, "failures"), _seconds(time, f"failures of worker {who}")) for who, time in given]
-
 
 def _draw(seed: int, worker: int, update: int) -> float:
     """From 0 to 1, always the same for the same update."""
     key = blake2b(f"{seed}/{worker}/{update}".encode(), digest_size=8).digest()
     return int.from_bytes(key, "little") / 2**64
-
-
-def _pairs(given: Any, what: str, example: str) -> list[tuple[Any, Any]]:
-    pairs = list(given.items()) if isinstance(given, Mapping) else given or []
-    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
-        raise ConfigError(f"{what}= looks like {example}, got {given!r}.", argument=what)
-    if not all(isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2 for pair in pairs):
-        raise ConfigError(f"{what}= looks like {example}, got {given!r}.", argument=what)
-    return [(pair[0], pair[1]) for pair in pairs]
 
 
 def _bytes_per_s(given: Any) -> float:
@@ -154,7 +126,7 @@ def _bytes_per_s(given: Any) -> float:
 
 
 def _seconds(given: Any, what: str) -> float:
-    number, unit = _amount(given, what, '"50 us" or "12.5 s"')
+    number, unit = _amount(given, what, '"50 us" or "1.5 ms"')
     if unit.lower() not in _SECONDS:
         raise ConfigError(f"{what}={given!r}: {unknown('unit', unit, _SECONDS)}", argument=what)
     return number * _SECONDS[unit.lower()]
@@ -234,12 +206,9 @@ class WorkerTimes:
     communicating_s: float = 0.0
     idle_s: float = 0.0
     """Waiting for others."""
-    down_s: float = 0.0
-    """Dead, until it was back."""
     sent_bytes: float = 0.0
     rows: int = 0
     updates: int = 0
-    failures: int = 0
 
     def plain(self, clock_s: float) -> dict[str, Any]:
         return {"clock_s": clock_s} | {name: getattr(self, name) for name in self.__slots__}

@@ -1,4 +1,4 @@
-"""The cluster of virtual workers: their clocks, network, collectives and failures."""
+"""The cluster of virtual workers: their clocks, network and collectives."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,16 +11,8 @@ from .baton import Baton
 from .network import Collective, Link, Network, WorkerTimes
 
 
-class WorkerDied(BaseException):
-    """Raised in a virtual worker that has died; no exception handler of the user's catches it."""
-
-
 class VirtualCluster:
-    """Virtual workers, one at a time.
-
-    A worker that has joined a center dies alone, and comes back alone after a while. Others are lost together: each of
-    them gets a `WorkerError`, and `restart` begins again. The first error of any worker ends all, and is the caller's.
-    """
+    """Virtual workers, one at a time. The first error of any worker ends all, and is the caller's."""
 
     def __init__(self, count: int, network: Network, timeout_s: float = 600.0) -> None:
         self.count, self.network = count, network
@@ -30,14 +22,7 @@ class VirtualCluster:
         """The center's link, in each direction, and the one of collectives."""
         self.memory: dict[int, list[Tensor]] = {}
         """What workers keep within an update: they make theirs one after the other."""
-        self.lost = False
-        """Whether all workers were lost because one of them died."""
-        self._deaths = [network.failures_s(worker) for worker in range(count)]
-        self._mortal = [worker for worker, deaths in enumerate(self._deaths) if deaths]
         self._timeout_s = timeout_s
-        self._clear()
-
-    def _clear(self) -> None:
         self.held: Any = None
         """The center, once somebody has asked for it."""
         self.centers: dict[int, Callable[[], None]] = {}
@@ -47,7 +32,6 @@ class VirtualCluster:
         self._waits: set[int] = set()
         self._failure: tuple[int | None, BaseException] | None = None
         self._reported: tuple[int, BaseException] | None = None
-        self._dead: set[int] = set()
         self._collectives: dict[int, Collective] = {}
         self._calls = [0] * self.count
         self._where: list[tuple[int, str]] = [(0, "")] * self.count
@@ -60,17 +44,10 @@ class VirtualCluster:
 
         def live(worker: int) -> None:
             try:
-                while True:
-                    try:
-                        values[worker] = main(worker)
-                        self._must_live(worker)
-                        if worker in self.centers:
-                            self.until(worker, self.baton.now[worker])
-                            self._leave(worker)
-                        break
-                    except WorkerDied:
-                        if not self._revive(worker):
-                            break
+                values[worker] = main(worker)
+                if worker in self.centers:
+                    self.until(worker, self.baton.now[worker])
+                    self._leave(worker)
             except BaseException as error:
                 self.fail(worker, error)
 
@@ -85,23 +62,10 @@ class VirtualCluster:
                 del error  # its frames hold this one
         return values
 
-    def restart(self) -> None:
-        """All workers, lost together, are back after a while."""
-        assert self.network.restart_s is not None
-        before = self.baton.now
-        back = max(before) + self.network.restart_s
-        for account, now in zip(self.accounts, before, strict=True):
-            account.down_s += back - now
-        self.baton.now = [back] * self.count
-        for worker in self._mortal:
-            self.skip_failures(worker, back)
-        self.lost = False
-        self._clear()
-
     def fail(self, worker: int | None, error: BaseException) -> None:
         """Records the first error, which ends every worker at its next call."""
         if self._failure is None:
-            follows = isinstance(error, WorkerError) and not self.lost
+            follows = isinstance(error, WorkerError)
             self._failure = (worker, error) if self._reported is None or not follows else self._reported
             self.baton.wake_all()
 
@@ -121,23 +85,19 @@ class VirtualCluster:
     # --- time --------------------------------------------------------------------------------------------
 
     def check(self, worker: int) -> None:
-        """Raises in a worker that has died, or if another one has failed."""
-        if self._dead and worker in self._dead:
-            raise WorkerDied
+        """Raises if another worker has failed."""
         if self._failure is not None:
             other, error = self._failure
-            if other is None or self.lost:
+            if other is None:
                 raise WorkerError(str(error))
             raise WorkerError(f"worker {other} ended by {type(error).__name__}: {error}") from error
 
     def go_on(self, worker: int, time: float) -> None:
-        """Moves a worker's clock on, or kills the worker if its failure is due."""
-        self._live_until(worker, time)
+        """Moves a worker's clock on."""
         self.baton.now[worker] = time
 
     def until(self, worker: int, time: float) -> None:
         """Waits, while others go on that are due before."""
-        self._live_until(worker, time)
         self.baton.until(worker, time)
         self.check(worker)
 
@@ -148,53 +108,6 @@ class VirtualCluster:
         account.rows += rows
         account.computing_s += seconds
         self.go_on(worker, self.baton.now[worker] + seconds)
-
-    def skip_failures(self, worker: int, time: float) -> None:
-        """Drops the failures of a worker that were due until then: it was dead already."""
-        self._deaths[worker] = [death for death in self._deaths[worker] if death > time]
-
-    def _must_live(self, worker: int) -> None:
-        if worker in self._dead:
-            raise WorkerDied
-
-    def _live_until(self, worker: int, time: float) -> None:
-        """Dies, if that is due by then."""
-        if self._deaths[worker] and self._deaths[worker][0] <= time:
-            self.baton.until(worker, self._deaths[worker][0])
-            self.check(worker)
-            self._lose(worker)
-            raise WorkerDied
-
-    def _lose(self, worker: int) -> None:
-        """A worker is dead: alone if it has joined the center, with all others if not."""
-        time = self._deaths[worker].pop(0)
-        self._dead.add(worker)
-        self.accounts[worker].failures += 1
-        if worker in self.centers and (worker or self.network.restart_s is not None):
-            self._leave(worker)
-            return
-        self.lost = True
-        self._where[worker] = 0, ""
-        text = (
-            f"worker {worker} of {self.count} was lost at {time:.6g} s of virtual time, and all others with it. "
-            "They begin again as often as restarts= of launch says, once it is back."
-        )
-        self.fail(None, WorkerError(text))
-
-    def _revive(self, worker: int) -> bool:
-        """Whether a worker that has died alone is back."""
-        wait = self.network.restart_s
-        if wait is None or self._failure is not None:
-            return False
-        self.accounts[worker].down_s += wait
-        back = self.baton.now[worker] + wait
-        self.skip_failures(worker, back)
-        self.baton.until(worker, back)
-        if self._failure is not None:
-            return False
-        self._dead.discard(worker)
-        self.baton.restart_generators(worker)
-        return True
 
     # --- collectives ---------------------------------------------------------------------------------------
 
@@ -226,7 +139,6 @@ class VirtualCluster:
             return collective.take(worker)
         arrived = self.baton.now[worker]
         if collective.finish_s > arrived:
-            self._live_until(worker, collective.finish_s)
             self._settle(worker, collective, arrived)
             self.baton.until(worker, collective.finish_s)
             self.check(worker)
@@ -239,10 +151,6 @@ class VirtualCluster:
         collective.finish_s = self.ring.free_s = collective.started_s + seconds
         for account, size in zip(self.accounts, sent, strict=True):
             account.sent_bytes += size
-        mortal = [worker for worker in self._mortal if self._deaths[worker]]
-        for worker in sorted(mortal, key=lambda worker: self._deaths[worker][0])[:1]:
-            if self._deaths[worker][0] <= collective.finish_s:
-                self._lose(worker)
         now = self.baton.now
         for worker in collective.waiting:
             self._settle(worker, collective, now[worker])
@@ -274,19 +182,16 @@ class VirtualCluster:
         self._waits.clear()
 
     def wait_for_change(self, worker: int, seen: int) -> None:
-        """Returns once the center has changed since; a worker may die meanwhile."""
+        """Returns once the center has changed since."""
         self.check(worker)
         if self.changes != seen:
             return
         arrived = self.baton.now[worker]
         self._waits.add(worker)
-        if self._deaths[worker]:
-            self.baton.due(worker, self._deaths[worker][0])
         self.baton.park(worker, "center.wait")
         self._waits.discard(worker)
         self.accounts[worker].idle_s += self.baton.now[worker] - arrived
         self.check(worker)
-        self._live_until(worker, self.baton.now[worker])
 
     # --- what is said ------------------------------------------------------------------------------------
 

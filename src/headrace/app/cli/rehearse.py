@@ -9,7 +9,7 @@ from .options import UsageError, check_count, check_ending
 from .output import print_line, print_result
 
 KINDS = (".pdf", ".png", ".svg")
-_COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "communicating", "idle", "down")
+_COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "communicating", "idle")
 
 
 def rehearse(
@@ -25,8 +25,6 @@ def rehearse(
     rows_per_s: float = 1e5,
     speeds: str | None = None,
     stragglers: str | None = None,
-    failures: str | None = None,
-    restart: str = "30 s",
     seed: int = 0,
     out: Path = Path("rehearsal.png"),
     json: bool = False,
@@ -45,8 +43,6 @@ def rehearse(
         rows_per_s: that a worker of speed 1 trains on
         speeds: of workers that are slower or quicker, as in 3=0.5, with commas between
         stragglers: slow at times, as in 3=0.1:5, which is five times as long in 10% of them
-        failures: when workers die, as in "3=12.5 s"
-        restart: until one that has died is back, or never
         seed: of who is slow when
         out: the picture: .pdf .png .svg
     """
@@ -65,8 +61,6 @@ def rehearse(
         rows_per_s=rows_per_s,
         speeds=dict(_by_worker(speeds, "--speeds", float, "3=0.5")),
         stragglers=dict(_by_worker(stragglers, "--stragglers", _slow, "3=0.1:5")),
-        failures=_by_worker(failures, "--failures", str, "3=12.5 s"),
-        restart=None if restart == "never" else restart,
         seed=seed,
     )
     limits = {"epochs": epochs, "steps": steps, "log_every": every, "validate_every": every}
@@ -112,7 +106,7 @@ def _cells(one: Any) -> list[str]:
     from ...store import disk
 
     losses = [one.last("train/loss"), one.last("val/loss")]
-    shares = [f"{100 * one.shares[share]:.1f}%" for share in ("computing", "communicating", "idle", "down")]
+    shares = [f"{100 * one.shares[share]:.1f}%" for share in ("computing", "communicating", "idle")]
     numbers = ["-" if loss is None else f"{loss:.4g}" for loss in losses]
     return [*numbers, f"{one.clock_s:.4g} s", f"{one.updates:.6g}", disk.size(one.sent_bytes), *shares]
 
