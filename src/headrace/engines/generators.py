@@ -1,18 +1,20 @@
 """Gives every virtual worker what a process has only once: random states, and a few settings.
 
 They change hands with the baton, thousands of times a second. So NumPy's generator is exchanged as an object, whose
-state is asked for only if its memory has changed, and Python's is exchanged as memory.
+state is asked for only if its memory has changed.
 """
 
 import ctypes
 import random
 import warnings
+from _random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+_python: Any = random._inst  # what `random` draws from: its base class reads and writes all words at once
 _numpy: Any = np.random  # all of it, whatever its type hints leave out
 _TWISTER = 4 * (624 + 1)  # bytes: the words of a Mersenne Twister, and its position
 _END = 4 * (4 + 1)  # of which the last few words are looked at
@@ -35,7 +37,7 @@ class Generators:
     def __init__(self, count: int) -> None:
         if torch.cuda.is_available():
             torch.cuda.init()  # what has no generators yet could not give each worker its own
-        self._numpy, self._python, self._torch = _NumPy(), _Python(), _Torch()
+        self._numpy, self._torch = _NumPy(), _Torch()
         self._callers = self._read(None)
         self._kept = []
         for worker in range(count):
@@ -66,14 +68,15 @@ class Generators:
         return _Snapshot(
             self._torch.read(),
             self._numpy.read(before and before.numpy),
-            self._python.read(),
+            (Random.getstate(_python), _python.gauss_next),
             _settings(),
         )
 
     def _write(self, kept: "_Snapshot", now: "_Snapshot | None") -> None:
         self._torch.write(kept.torch)
         self._numpy.write(kept.numpy)
-        self._python.write(kept.python)
+        words, _python.gauss_next = kept.python
+        Random.setstate(_python, words)
         self._write_settings(kept.settings, now and now.settings)
 
     def _write_settings(self, wanted: tuple[Any, ...], now: tuple[Any, ...] | None) -> None:
@@ -92,7 +95,7 @@ class Generators:
 class _Snapshot(NamedTuple):
     torch: list[Tensor]
     numpy: "_OfNumPy"
-    python: "_OfPython"
+    python: tuple[Any, ...]
     settings: tuple[Any, ...]
 
 
@@ -163,35 +166,3 @@ class _NumPy:
         _numpy.set_bit_generator(kept.generator)
         if kept.gauss is not None:
             np.random.set_state(kept.gauss)
-
-
-class _OfPython(NamedTuple):
-    memory: bytes
-    gauss: float | None
-    """The normal number that is left over."""
-    state: Any
-    """All of it, where the interpreter keeps it in a way of its own."""
-
-
-class _Python:
-    """`random` draws from one object for ever. Its words are read and written where they are, and not one by one."""
-
-    def __init__(self) -> None:
-        self._inst: Any = random._inst
-        self._address = id(self._inst) + object.__basicsize__
-        words = random.getstate()[1]
-        expected = np.array([words[-1], *words[:-1]], dtype=np.uint32).tobytes()
-        there = type(self._inst).__basicsize__ >= object.__basicsize__ + _TWISTER
-        self._known = there and ctypes.string_at(self._address, _TWISTER) == expected
-
-    def read(self) -> _OfPython:
-        if not self._known:
-            return _OfPython(b"", None, random.getstate())
-        return _OfPython(ctypes.string_at(self._address, _TWISTER), self._inst.gauss_next, None)
-
-    def write(self, kept: _OfPython) -> None:
-        if not self._known:
-            random.setstate(kept.state)
-            return
-        ctypes.memmove(self._address, kept.memory, _TWISTER)
-        self._inst.gauss_next = kept.gauss
