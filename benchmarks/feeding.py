@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
 import headrace as hr
-from headrace.adapters.lend import as_dataset
 from headrace.adapters.loaders import LoaderSource
 from headrace.data.ragged import Ragged
 
@@ -91,14 +89,12 @@ def with_torch(quick: bool, repeats: int, report: Report) -> None:
         Rival(OF_LOADER, lambda: fields(feeds[0])),
         Rival(LOADER_2, again(loaders[2])),
         Rival(OF_LOADER_2, lambda: fields(feeds[2]), LOADER_2),
-        Rival("DataLoader of as_dataset", lent(x, y, 0)),
-        Rival("DataLoader of as_dataset, 2 workers", lent(x, y, 2), LOADER_2),
     ]
     targets = [
         Target("DataLoader/headrace of it", LOADER, OF_LOADER, ">=", 0.95),
         Target("DataLoader/headrace of it, 2 workers", LOADER_2, OF_LOADER_2, ">=", 0.95),
     ]
-    Race("torch", f"{n} rows in memory, headrace over a DataLoader and under it", rivals, targets).run(repeats, report)
+    Race("torch", f"{n} rows in memory, headrace over a DataLoader", rivals, targets).run(repeats, report)
 
 
 # --- data -----------------------------------------------------------------------------------------------------
@@ -158,18 +154,6 @@ def by_lists(data: TensorDataset) -> Batches:
 def again(batches: Batches) -> Callable[[], Batches]:
     """A loader that is there for all passes."""
     return lambda: batches
-
-
-def lent(x: Tensor, y: Tensor, workers: int) -> Callable[[], Batches]:
-    """headrace's batches through torch's loader."""
-    batches, epochs = as_dataset((x, y), BATCH), count()
-    through: Any = DataLoader(batches, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-
-    def one_pass() -> Batches:
-        batches.set_epoch(next(epochs))
-        return fields(through)
-
-    return one_pass
 
 
 def hugging_face(x: Tensor, y: Tensor) -> list[Rival]:

@@ -8,7 +8,6 @@ from .adapters.compose import skip as skip
 from .adapters.compose import split as split
 from .adapters.compose import take as take
 from .adapters.compose import zip as zip
-from .adapters.lend import as_dataset as as_dataset
 from .adapters.loaders import LoaderSource as LoaderSource
 from .adapters.samples import from_dataset as from_dataset
 from .adapters.stacked import samples as samples

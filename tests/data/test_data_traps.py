@@ -135,7 +135,6 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
     trainer.validate(table, batch_size=whole(8), limit=whole(8))
     assert len(hr.skip(hr.take(table, whole(9)), whole(4))) == 5
     assert hr.mix([table, table], [1, 1], rows=whole(7)).next_batch(whole(9)).rows == 7
-    assert next(iter(hr.as_dataset(table, batch_size=whole(4))))["x"].shape == (4, 3)
     for size in (whole(0), np.float64(8), np.True_):
         with pytest.raises(hr.ConfigError, match="batch_size= is a whole number greater than 0"):
             make(batch_size=size)

@@ -65,8 +65,6 @@ USES: dict[str, Any] = {
     "a loader of batches": lambda trainer, x: trainer.fit(
         DataLoader(Views(x, torch.zeros(len(x))), batch_size=None), epochs=1
     ),
-    "lent": lambda trainer, x: [trainer.model(rows["x"]) for rows in hr.as_dataset({"x": x}, 8, order="none")],
-    "a source, lent": lambda trainer, x: [trainer.model(rows["x"]) for rows in hr.as_dataset(Slices(x), 8)],
     "a reader": lambda trainer, x: trainer.model(as_stored(x).next_batch(8)["x"]),
     "a map on the device": lambda trainer, x: trainer.predict(
         hr.map({"x": x}, lambda fields: {"x": fields["x"].relu_()}, where="device")

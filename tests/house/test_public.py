@@ -82,7 +82,6 @@ PUBLIC = [
     "WarmupCosine",
     "WarmupLinear",
     "WorkerError",
-    "as_dataset",
     "concat",
     "filter",
     "from_dataset",
