@@ -37,7 +37,7 @@ def train(run, stop_at=None):
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=64, metrics=["accuracy"])
-    val = hr.take(Spirals(seed=1), 2000)
+    val = hr.head(Spirals(seed=1), 2000)
     options = {"steps": 600, "validate_every": "200 steps", "log_every": "200 steps"}
     for info in trainer.steps(Spirals(seed=0), val, run=hr.Run(run, every="100 steps"), **options):
         if info.step == stop_at:

@@ -20,7 +20,7 @@ def classify_shapes(
     """
     drawn = vision.draw_shapes(images, seed=seed, alike=True)
     streams = {"image": drawn.image, "image_label_id": drawn.image_label_id}
-    train, test = hr.take(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
+    train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)
     model = vision.ImageClassifier(classes=4, channels=1, widths=(8, 16, 32, 64))
     trainer = hr.Trainer(

@@ -20,7 +20,7 @@ def detect_shapes(
     """
     drawn = vision.draw_shapes(images, seed=seed)
     streams = {"image": drawn.image, "bbox": drawn.bbox}
-    train, test = hr.take(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
+    train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)
     model = vision.Detector(classes=4, channels=1, widths=(8, 16, 32, 64, 64), features=32)
     trainer = hr.Trainer(

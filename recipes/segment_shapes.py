@@ -20,7 +20,7 @@ def segment_shapes(
     """
     drawn = vision.draw_shapes(images, seed=seed, most=2, radii=(0.13, 0.27))
     streams = {"image": drawn.image, "segmentation_image": drawn.segmentation_image}
-    train, test = hr.take(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
+    train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)
     model = vision.Segmenter(classes=5, channels=1, widths=(8, 16, 32, 64, 64))
     trainer = hr.Trainer(

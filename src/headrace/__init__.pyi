@@ -2,11 +2,11 @@
 
 from .adapters.compose import concat as concat
 from .adapters.compose import filter as filter
+from .adapters.compose import head as head
 from .adapters.compose import map as map
 from .adapters.compose import mix as mix
 from .adapters.compose import skip as skip
 from .adapters.compose import split as split
-from .adapters.compose import take as take
 from .adapters.compose import zip as zip
 from .adapters.loaders import LoaderSource as LoaderSource
 from .adapters.samples import from_dataset as from_dataset

@@ -43,7 +43,7 @@ class Spy(hr.Table):
 @st.composite
 def views(draw: Callable[[Any], Any], depth: int = 3) -> tuple[hr.Table, list[tuple[int, int]]]:
     """A table made of tables in any way, and what its rows are: (id, sign) of each."""
-    kind = draw(st.sampled_from(["plain", "concat", "take", "skip", "filter", "map", "split"])) if depth else "plain"
+    kind = draw(st.sampled_from(["plain", "concat", "head", "skip", "filter", "map", "split"])) if depth else "plain"
     if kind == "plain":
         first, rows = draw(st.integers(0, 30)), draw(st.integers(0, 12))
         return table(range(first, first + rows)), [(k, 1) for k in range(first, first + rows)]
@@ -51,9 +51,9 @@ def views(draw: Callable[[Any], Any], depth: int = 3) -> tuple[hr.Table, list[tu
         parts = draw(st.lists(views(depth=depth - 1), min_size=1, max_size=3))
         return compose.concat(*(part for part, _ in parts)), [each for _, rows in parts for each in rows]
     inner, rows = draw(views(depth=depth - 1))
-    if kind in ("take", "skip"):
+    if kind in ("head", "skip"):
         n = draw(st.integers(1, 15))
-        return getattr(compose, kind)(inner, n), rows[:n] if kind == "take" else rows[n:]
+        return getattr(compose, kind)(inner, n), rows[:n] if kind == "head" else rows[n:]
     if kind == "filter":
         divisor = draw(st.integers(1, 4))
         kept = [each for each in rows if each[0] % divisor == 0]
@@ -207,7 +207,7 @@ def test_concat_refuses_tables_whose_numbers_stand_for_other_strings() -> None:
     with pytest.raises(hr.DataError, match=r"table 1 has other categories.*categories="):
         compose.concat(one, two)
     assert compose.concat(one, same).categories == {"who": ["ann", "bob"]}
-    assert compose.take(compose.concat(one, same), 3).categories == {"who": ["ann", "bob"]}
+    assert compose.head(compose.concat(one, same), 3).categories == {"who": ["ann", "bob"]}
 
 
 def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
@@ -215,7 +215,7 @@ def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
     both = compose.concat(small, large)
     assert both.row_bytes == pytest.approx((4 * small.row_bytes + 8 * large.row_bytes) / 12)
     made = compose.concat(Spy(10), Spy(10))
-    for view in (made, compose.take(made, 5), compose.split(made, 0.5)[0], compose.map(made, same)):
+    for view in (made, compose.head(made, 5), compose.split(made, 0.5)[0], compose.map(made, same)):
         assert (view.block, view.row_bytes) == (4, 8)
     assert compose.zip(made, named(a=range(20))).block == 4
     assert both.block is None
@@ -235,20 +235,20 @@ def test_every_view_passes_on_which_rows_come_up() -> None:
     assert told(lambda a, b: compose.skip(b, 6), 2, 5) == [[], [(8, 11)]]
     assert told(lambda a, b: compose.filter(b, odd), 2, 5) == [[], [(5, 10)]]
     assert told(lambda a, b: compose.filter(b, odd), 2, 2) == [[], []]
-    assert told(lambda a, b: compose.zip(a, compose.map(compose.take(b, 10), renamed)), 3, 4) == [[(3, 4)], [(3, 4)]]
+    assert told(lambda a, b: compose.zip(a, compose.map(compose.head(b, 10), renamed)), 3, 4) == [[(3, 4)], [(3, 4)]]
 
 
 # --- take, skip, filter ------------------------------------------------------------------------------------
 
 
 def test_take_and_skip_of_more_than_there_is_take_all_and_none() -> None:
-    assert ids(compose.take(table(range(4)), 9)) == [0, 1, 2, 3]
+    assert ids(compose.head(table(range(4)), 9)) == [0, 1, 2, 3]
     assert len(compose.skip(table(range(4)), 9)) == 0
     assert ids(compose.skip(table(range(4)), 0)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("rows", [-1, 2.5, "3", True, None])
-@pytest.mark.parametrize("cut", [compose.take, compose.skip])
+@pytest.mark.parametrize("cut", [compose.head, compose.skip])
 def test_take_and_skip_want_a_number_of_rows(cut: Callable[..., hr.Table], rows: Any) -> None:
     with pytest.raises(hr.ConfigError, match=rf"{cut.__name__}\(\) takes a number of rows, at least"):
         cut(table(range(4)), rows)
@@ -256,7 +256,7 @@ def test_take_and_skip_want_a_number_of_rows(cut: Callable[..., hr.Table], rows:
 
 def test_take_of_no_rows_is_refused() -> None:
     with pytest.raises(hr.ConfigError, match="at least 1, got 0"):
-        compose.take(table(range(4)), 0)
+        compose.head(table(range(4)), 0)
 
 
 def test_filter_looks_at_sequences_and_takes_numpy_for_an_answer() -> None:
@@ -291,8 +291,8 @@ def test_what_keeps_no_row_is_empty_and_refused_by_a_reader() -> None:
 BUILDS: dict[str, Callable[[hr.Table], hr.Table]] = {
     "itself": lambda base: base,
     "twice": lambda base: compose.concat(base, base),
-    "take": lambda base: compose.take(base, 5),
-    "take more": lambda base: compose.take(base, 6),
+    "head": lambda base: compose.head(base, 5),
+    "take more": lambda base: compose.head(base, 6),
     "skip": lambda base: compose.skip(base, 5),
     "filter": lambda base: compose.filter(base, odd),
     "filter others": lambda base: compose.filter(base, lambda fields: ~odd(fields)),
@@ -302,8 +302,8 @@ BUILDS: dict[str, Callable[[hr.Table], hr.Table]] = {
     "map": lambda base: compose.map(base, negated),
     "another map": lambda base: compose.map(base, same),
     "zip": lambda base: compose.zip(base, named(y=range(20))),
-    "concat": lambda base: compose.concat(base, compose.take(base, 3)),
-    "concat the other way round": lambda base: compose.concat(compose.take(base, 3), base),
+    "concat": lambda base: compose.concat(base, compose.head(base, 3)),
+    "concat the other way round": lambda base: compose.concat(compose.head(base, 3), base),
 }
 
 
@@ -355,5 +355,5 @@ def test_a_source_has_no_rows_by_number_and_is_refused(made: Callable[[hr.Source
 def test_whatever_fit_takes_can_be_composed() -> None:
     arrays = {"id": np.arange(4)}
     assert ids(compose.concat(arrays, arrays)) == [0, 1, 2, 3] * 2
-    made = compose.take((torch.zeros(5, 2), torch.arange(5)), 3)
+    made = compose.head((torch.zeros(5, 2), torch.arange(5)), 3)
     assert made.rows(0, 3)["y"].tolist() == [0, 1, 2]

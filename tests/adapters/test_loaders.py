@@ -188,7 +188,7 @@ def test_a_loader_that_is_not_needed_any_more_is_gone_at_once() -> None:
         elif how == "fed":
             next(iter(hr.Feed(hr.LoaderSource(loader))))
         else:
-            data = hr.take(loader, 2) if how == "epochs" else loader
+            data = hr.head(loader, 2) if how == "epochs" else loader
             trainer.fit(data, val=other if how == "val" else None, epochs=1, progress=False)
         return [weakref.ref(loader), weakref.ref(other)]
 
@@ -272,7 +272,7 @@ def test_epochs_of_batches_that_are_padded_apart(kind: str) -> None:
     train, _ = PADDED[kind]
     widths = [batch["ids"].shape[1] for batch in hr.Feed(hr.LoaderSource(train), batch_size=1)]
     for macrobatch in ("auto", 100):
-        with hr.Feed(hr.take(train, 4), batch_size=1, macrobatch=macrobatch) as feed:
+        with hr.Feed(hr.head(train, 4), batch_size=1, macrobatch=macrobatch) as feed:
             assert [[batch["ids"].shape[1] for batch in feed] for _ in range(2)] == [widths] * 2
 
 

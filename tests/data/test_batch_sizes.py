@@ -207,7 +207,7 @@ def test_a_source_that_gives_less_than_what_is_asked_gets_the_right_size_all_the
 @pytest.mark.parametrize("macrobatch", [1, 1000])
 def test_epochs_of_take_count_as_epochs(source: str, macrobatch: int) -> None:
     made = SOURCES[source]()
-    made = compose.take(made if isinstance(made, hr.Source) else hr.Reader(compose.concat(made)), 20)
+    made = compose.head(made if isinstance(made, hr.Source) else hr.Reader(compose.concat(made)), 20)
     seen = trace(make({0: 20, "1 epoch": 5, "3 epochs": 2}, macrobatch=macrobatch), made, epochs=2)
     assert seen == [(20, 1), (25, 1), (30, 1), (35, 1), (40, 2)]
 

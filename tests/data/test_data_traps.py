@@ -108,12 +108,12 @@ def test_a_limit_on_what_cannot_be_rewound_is_warned_of() -> None:
 
 def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path: Path) -> None:
     for seed, options in ((1, {}), (2, {"override": True})):
-        data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)
+        data = hr.head(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)
         trainer = make()
         trainer.fit(data, steps=3 * seed, progress=False, **in_run(tmp_path / "run", **options))
     with pytest.raises(hr.SourceError, match="seed: saved 2, now 3"):
         make().fit(
-            hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=3), 25),
+            hr.head(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=3), 25),
             steps=9,
             progress=False,
             run=tmp_path / "run",
@@ -133,7 +133,7 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
     trainer.fit(reader, epochs=whole(1), run=hr.Run(tmp_path / "run", logs=False), progress=False)
     assert trainer.predict(X, batch_size=whole(8)).shape == (40,)
     trainer.validate(table, batch_size=whole(8), limit=whole(8))
-    assert len(hr.skip(hr.take(table, whole(9)), whole(4))) == 5
+    assert len(hr.skip(hr.head(table, whole(9)), whole(4))) == 5
     assert hr.mix([table, table], [1, 1], rows=whole(7)).next_batch(whole(9)).rows == 7
     for size in (whole(0), np.float64(8), np.True_):
         with pytest.raises(hr.ConfigError, match="batch_size= is a whole number greater than 0"):

@@ -84,7 +84,7 @@ def test_a_source_without_end_and_without_limit_is_refused_before_anything_is_pu
 ) -> None:
     source, trainer = kind(), make()
     with pytest.raises(
-        hr.ConfigError, match=rf"{kind.__name__}, which never ends.*steps=, samples=.*take\(source, n\)"
+        hr.ConfigError, match=rf"{kind.__name__}, which never ends.*steps=, samples=.*head\(source, n\)"
     ):
         trainer.fit(source, run=tmp_path / "run", progress=False, **limit)
     assert source.pulled == 0
@@ -146,7 +146,7 @@ def test_a_source_that_says_that_it_never_ends_and_does_is_told() -> None:
 
     with pytest.raises(hr.SourceError, match="Ends has ended after 12 rows"):
         make().fit(Ends(), steps=5, progress=False)
-    history = make().fit(compose.take(Ends(), 22), epochs=1, progress=False)  # goes on from its beginning
+    history = make().fit(compose.head(Ends(), 22), epochs=1, progress=False)  # goes on from its beginning
     assert history.last["samples"] == 22
 
 
@@ -158,7 +158,7 @@ def test_a_validation_on_what_never_ends_is_refused_or_limited() -> None:
     with pytest.raises(hr.ConfigError, match="never ends"):
         make().predict(Stream())
     assert make().validate(Stream(), limit=20)["val/loss"] > 0
-    history = make().fit(Stream(), compose.take(Stream(1), 20), steps=10, validate_every="5 steps", progress=False)
+    history = make().fit(Stream(), compose.head(Stream(1), 20), steps=10, validate_every="5 steps", progress=False)
     assert len(history["val/loss"]) == 2
 
 
@@ -169,7 +169,7 @@ def test_a_validation_on_what_never_ends_is_refused_or_limited() -> None:
 @pytest.mark.parametrize("macrobatch", [1, 12, "4 kB"])
 def test_epochs_of_n_rows_are_trained(kind: type[Stream], macrobatch: int | str) -> None:
     trainer = make(macrobatch=macrobatch)
-    source = compose.take(kind(), 22)
+    source = compose.head(kind(), 22)
     seen = [(i.epoch, i.batch, i.batches, i.samples) for i in trainer.steps(source, epochs=3)]
     expected = [(e + (b == 6), b, 6, 22 * e + min(22, 4 * b)) for e in range(3) for b in range(1, 7)]
     assert seen == expected
@@ -190,14 +190,14 @@ def test_a_training_in_epochs_of_n_rows_is_resumed_bit_for_bit(
 ) -> None:
     options = {"batch_size": batch_size, "macrobatch": 8}
     whole = make(**options)
-    steps = sum(1 for _ in whole.steps(compose.take(kind(), 22), epochs=3))
+    steps = sum(1 for _ in whole.steps(compose.head(kind(), 22), epochs=3))
     for step in (1, 6, steps - 1):  # of 6 or 3 in an epoch
         run = tmp_path / f"run-{step}"
-        for info in make(**options).steps(compose.take(kind(), 22), epochs=3, run=run):
+        for info in make(**options).steps(compose.head(kind(), 22), epochs=3, run=run):
             if info.step == step:
                 break
         resumed = make(**options)
-        history = resumed.fit(compose.take(kind(), 22), epochs=3, run=hr.Run(run, resume="must"), progress=False)
+        history = resumed.fit(compose.head(kind(), 22), epochs=3, run=hr.Run(run, resume="must"), progress=False)
         assert (history.last["step"], history.last["epoch"]) == (steps, 3)
         assert torch.equal(weights(resumed), weights(whole))
 
@@ -213,20 +213,20 @@ def test_a_training_without_end_is_resumed_bit_for_bit_and_made_longer(kind: typ
 
 
 def test_epochs_of_another_length_are_another_run(tmp_path: Path) -> None:
-    for info in make().steps(compose.take(Stream(), 22), epochs=2, run=tmp_path / "run"):
+    for info in make().steps(compose.head(Stream(), 22), epochs=2, run=tmp_path / "run"):
         if info.step == 4:
             break
     with pytest.raises(hr.HeadraceError, match="22"):
-        make().fit(compose.take(Stream(), 10), epochs=2, run=tmp_path / "run", progress=False)
+        make().fit(compose.head(Stream(), 10), epochs=2, run=tmp_path / "run", progress=False)
 
 
 def test_without_state_a_run_says_what_it_cannot_keep(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no state_dict"):
-        make().fit(compose.take(Stateless(), 22), epochs=1, run=tmp_path / "run", progress=False)
+        make().fit(compose.head(Stateless(), 22), epochs=1, run=tmp_path / "run", progress=False)
 
 
 def test_a_validation_on_epochs_of_n_rows_sees_the_same_rows_every_time() -> None:
-    trainer, source = make(), compose.take(Stream(), 22)
+    trainer, source = make(), compose.head(Stream(), 22)
     assert trainer.validate(source) == trainer.validate(source)
     assert trainer.predict(source).shape == (22, 3)
 
@@ -251,12 +251,12 @@ def test_a_source_with_batches_of_its_own_trains_with_them() -> None:
 
 def test_epochs_of_n_rows_of_such_a_source_end_with_a_whole_batch() -> None:
     trainer = make(batch_size=None)
-    seen = [(i.samples, i.epoch) for i in trainer.steps(compose.take(Sized(), 10), epochs=2)]
+    seen = [(i.samples, i.epoch) for i in trainer.steps(compose.head(Sized(), 10), epochs=2)]
     assert seen == [(6, 0), (12, 1), (18, 1), (24, 2)]
     with pytest.raises(hr.ConfigError, match="batches of its own"):
-        make(batch_size=6).fit(compose.take(Sized(), 10), epochs=1, progress=False)
+        make(batch_size=6).fit(compose.head(Sized(), 10), epochs=1, progress=False)
 
 
 def test_validation_data_may_have_a_size_of_their_own_beside_a_batch_size() -> None:
-    history = make(batch_size=4).fit(compose.take(Stream(), 20), Sized(), epochs=1, progress=False)
+    history = make(batch_size=4).fit(compose.head(Stream(), 20), Sized(), epochs=1, progress=False)
     assert history.last["val/loss"] > 0

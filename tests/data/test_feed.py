@@ -368,7 +368,7 @@ def test_a_read_that_takes_long_is_left_and_no_row_is_lost(
 
     def made(before: Callable[[Tensor], None]) -> Any:
         reader = hr.Reader(Host(before=before), order)
-        return hr.take(reader, ROWS) if epochs else reader
+        return hr.head(reader, ROWS) if epochs else reader
 
     source = made(gate)
     feed = hr.Feed(source, batch_size=SIZE, macrobatch=SIZE)

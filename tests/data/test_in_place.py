@@ -56,10 +56,10 @@ USES: dict[str, Any] = {
     "step": lambda trainer, x: trainer.step((x, torch.zeros(len(x)))),
     "val": lambda trainer, x: trainer.fit((x.clone(), torch.zeros(len(x))), val=(x, torch.zeros(len(x))), steps=1),
     "order none": lambda trainer, x: trainer.fit(as_stored(x), epochs=1),
-    "epochs of a reader": lambda trainer, x: trainer.fit(hr.take(as_stored(x), 16), epochs=1),
+    "epochs of a reader": lambda trainer, x: trainer.fit(hr.head(as_stored(x), 16), epochs=1),
     "joined": lambda trainer, x: trainer.predict(hr.zip({"x": x})),
     "end to end": lambda trainer, x: trainer.predict(hr.concat({"x": x[:8]}, {"x": x[8:]})),
-    "a part": lambda trainer, x: trainer.predict(hr.take({"x": x}, 24)),
+    "a part": lambda trainer, x: trainer.predict(hr.head({"x": x}, 24)),
     "a source": lambda trainer, x: trainer.fit(Slices(x), epochs=1),
     "batches in memory": lambda trainer, x: trainer.fit(cut(x), epochs=1),
     "a loader of batches": lambda trainer, x: trainer.fit(

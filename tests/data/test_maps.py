@@ -110,7 +110,7 @@ def test_a_table_of_ones_own_is_read_by_the_thread_that_trains_unless_it_says_th
             return super().take(indices)
 
     own, others = Own(), Elsewhere()
-    tables = [own, hr.take(own, 40), hr.concat(others, own), hr.filter(own, lambda fields: fields["id"] > 3)]
+    tables = [own, hr.head(own, 40), hr.concat(others, own), hr.filter(own, lambda fields: fields["id"] > 3)]
     for table in [*tables, hr.zip(hr.map(others, lambda fields: {"z": fields["x"]}), own)]:
         with hr.Feed(hr.Reader(table), batch_size=8) as feed:
             assert sum(batch.rows for batch in feed) == len(table)
@@ -284,11 +284,11 @@ def test_what_precedes_the_draws_is_done_first() -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        lambda table: compose.take(table, 20),
+        lambda table: compose.head(table, 20),
         lambda table: compose.skip(table, 20),
         lambda table: compose.filter(table, lambda fields: fields["id"] % 2 == 0),
         lambda table: compose.split(table, 0.6, 0.4)[0],
-        lambda table: compose.skip(compose.take(table, 30), 5),
+        lambda table: compose.skip(compose.head(table, 30), 5),
     ],
 )
 def test_views_of_a_table_with_draws_keep_them(view: Callable[[hr.Table], hr.Table]) -> None:
@@ -436,7 +436,7 @@ def test_a_table_with_draws_is_not_written_without_them(name: str, tmp_path: Pat
     for table in (
         hr.map(numbers, shifted),
         hr.map(numbers, dict, where="device"),
-        hr.take(hr.map(numbers, shifted), 5),
+        hr.head(hr.map(numbers, shifted), 5),
     ):
         with pytest.raises(
             hr.ConfigError, match=r"takes effect where epochs are read.*hr\.Feed\(hr\.Reader\(table\)\)"

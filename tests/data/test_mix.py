@@ -187,10 +187,10 @@ def test_the_cursor_of_another_mix_is_refused(sizes: tuple[int, int], options: A
 
 def test_a_mix_trains_in_epochs_of_its_own_and_can_be_cut_into_others() -> None:
     seen = read(mixed(90, 30, weights=[2, 1]), 120)
-    source = compose.take(mixed(90, 30, weights=[2, 1]), 50)
+    source = compose.head(mixed(90, 30, weights=[2, 1]), 50)
     ends = [batch.ends_epoch for batch in (source.next_batch(20) for _ in range(6)) if batch is not None]
     assert ends == [False, False, True] * 2
-    assert read(compose.take(mixed(90, 30, weights=[2, 1]), 50), 100, 20) == seen[:100]
+    assert read(compose.head(mixed(90, 30, weights=[2, 1]), 50), 100, 20) == seen[:100]
 
 
 class Disk(hr.Table):

@@ -26,7 +26,7 @@ MAKERS: dict[str, Callable[[], hr.Table]] = {
     "sparse sequences": lambda: sparse_sequences([k % 5 for k in range(ROWS)]),
 }
 VIEWS: dict[str, Callable[[hr.Table], Any]] = {
-    "concat": lambda t: hr.concat(t, hr.take(t, 5), hr.skip(t, 6)),
+    "concat": lambda t: hr.concat(t, hr.head(t, 5), hr.skip(t, 6)),
     "filter": lambda t: hr.filter(t, lambda fields: torch.arange(len(next(iter(fields.values())))) % 3 > 0),
     "split": lambda t: hr.split(t, 0.6, 0.4)[0],
     "map": lambda t: hr.map(t, dict),
@@ -57,7 +57,7 @@ def test_a_mix_with_what_is_drawn_on_the_way() -> None:
 
 
 def test_epochs_of_a_source() -> None:
-    check_source(lambda: hr.take(hr.Reader(dense_table(ROWS), seed=1), 6), sizes=(3,), **SOME)
+    check_source(lambda: hr.head(hr.Reader(dense_table(ROWS), seed=1), 6), sizes=(3,), **SOME)
 
 
 @pytest.mark.takes_turns

@@ -161,7 +161,7 @@ def test_a_run_is_not_resumed_with_strings_that_have_other_numbers(tmp_path: Pat
 def test_categories_are_known_through_views_of_a_reader_and_at_a_center() -> None:
     y = torch.arange(12, dtype=torch.float64)
     table = hr.ArrayTable({"kind": torch.arange(12) % 3, "y": y}, categories={"kind": KINDS})
-    for data, strategy in ((hr.take(hr.Reader(table), 6), None), (table, hr.Elastic())):
+    for data, strategy in ((hr.head(hr.Reader(table), 6), None), (table, hr.Elastic())):
         model = Look()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         trainer = hr.Trainer(model, hr.MSE(), optimizer, inputs="kind", strategy=strategy)

@@ -85,6 +85,7 @@ PUBLIC = [
     "concat",
     "filter",
     "from_dataset",
+    "head",
     "here",
     "launch",
     "load",
@@ -96,7 +97,6 @@ PUBLIC = [
     "samples",
     "skip",
     "split",
-    "take",
     "write_table",
     "zip",
 ]

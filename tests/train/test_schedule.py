@@ -125,7 +125,7 @@ def test_where_batches_change_their_size_progress_goes_by_rows(rows_of: str) -> 
         data = hr.ArrayTable({"words": hr.Ragged.of([torch.randn(1 + k % 3, 6) for k in range(ROWS)]), "y": Y})
         data = hr.Reader(data, count="words", seed=1)
     if rows_of == "take":
-        data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y})), ROWS)
+        data = hr.head(hr.Reader(hr.ArrayTable({"x": X, "y": Y})), ROWS)
     trainer = make(lambda p: 1 - p)
     trainer.batch_size = {0: 4, "1 epoch": 6}
     if rows_of == "items":

@@ -232,7 +232,7 @@ def test_a_source_that_shards_says_how_large_the_whole_batch_is() -> None:
     with pytest.raises(hr.SourceError, match=r"Less declares shards = True, .* rows and total="):
         hr.launch(feed, Less(), {}, workers=2)
     with pytest.raises(hr.SourceError, match=r"without total="):
-        hr.launch(feed, hr.take(Untold(), 20), {}, workers=2)
+        hr.launch(feed, hr.head(Untold(), 20), {}, workers=2)
 
 
 def load(
@@ -246,7 +246,7 @@ def load(
     loader = DataLoader(data, batch_size=batch, shuffle=shuffled, generator=generator)
     trainer = make("plain", strategy, inputs=None, batch_size=None)
     torch.manual_seed(here().shard.index)  # as launch has left it
-    trainer.fit(loader if rows is None else hr.take(loader, rows), epochs=2, progress=False)
+    trainer.fit(loader if rows is None else hr.head(loader, rows), epochs=2, progress=False)
     return {"weights": trainer.model.state_dict()}
 
 

@@ -1,4 +1,4 @@
-"""Makes tables and sources of others: `zip concat mix take skip filter map split`."""
+"""Makes tables and sources of others: `zip concat mix head skip filter map split`."""
 
 import builtins
 import inspect
@@ -48,9 +48,9 @@ def mix(
     return Reader(Concat(given), MixOrder([len(table) for table in given], weights, rows=rows, seed=seed), **options)
 
 
-def take(data: Any, rows: int) -> Any:
+def head(data: Any, rows: int) -> Any:
     """Takes the first `rows` rows of a table; a Source gets epochs of `rows` rows, which follow one another."""
-    rows = _rows("take", rows, 1)
+    rows = _rows("head", rows, 1)
     found = as_data(data)
     if isinstance(found, Source):
         return Epochs(found, rows)

@@ -84,7 +84,7 @@ class Source(ABC):
     marks_ends = False
     """Whether the last batch of every epoch has `ends_epoch`. If not, the end shows by `None` only."""
     endless = False
-    """Whether it never ends, so that a training on it needs a limit, or an epoch made with `take`."""
+    """Whether it never ends, so that a training on it needs a limit, or an epoch made with `hr.head`."""
     elastic = False
     """Whether another number of workers may go on from its state; one that does not shard always allows it."""
     own_size = False

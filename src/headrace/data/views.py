@@ -194,7 +194,7 @@ class Zipped(_Joined):
         if len(set(lengths)) != 1:
             raise DataError(
                 f"zip() puts row i beside row i, and the tables have {', '.join(map(str, lengths))} rows. "
-                "Join them by a key before (pandas.merge), or cut them with take()."
+                "Join them by a key before (pandas.merge), or cut them with hr.head()."
             )
         owner: dict[str, int] = {}
         for k, table in enumerate(tables):

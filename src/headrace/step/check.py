@@ -163,7 +163,7 @@ def has_an_end(train: Source, limits: Sequence[Length], sized: bool) -> None:
     if train.endless and all(limit.unit == "epochs" for limit in limits):
         raise ConfigError(
             f"the train data are a {name}, which never ends, and epochs are all that limits the training. "
-            "Say steps=, samples= or minutes=, or give it epochs of n rows: hr.take(source, n)."
+            "Say steps=, samples= or minutes=, or give it epochs of n rows: hr.head(source, n)."
         )
     if train.own_size and sized:
         raise ConfigError(
@@ -180,7 +180,7 @@ def ends(source: Source, name: str, limit: int | None = None) -> None:
         )
     if source.endless and limit is None:
         raise ConfigError(
-            f"the {name} data are a {type(source).__name__}, which never ends. Take n rows of it: hr.take(source, n)."
+            f"the {name} data are a {type(source).__name__}, which never ends. Take n rows of it: hr.head(source, n)."
         )
 
 

@@ -83,7 +83,7 @@ def predict(
     check_place(out)
     if out.exists() and Path(data).exists() and out.samefile(data):
         raise ConfigError(f"--out {out} is the file to be read. Name another.")
-    from ...adapters.compose import take
+    from ...adapters.compose import head
     from ..predict import like_training, outputs_in
     from ..recipe import load
 
@@ -91,7 +91,7 @@ def predict(
     rows = like_training(made.trainer, made.train, data, "predict", targets=False)
     if len(rows):
         with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
-            _write(made.predict(take(rows, 1)), Path(room, f"first{out.suffix}"))
+            _write(made.predict(head(rows, 1)), Path(room, f"first{out.suffix}"))
     found = made.predict(rows, batch_size=batch_size)
     _write(found, out)
     columns = outputs_in(found) if out.suffix.lower() == ".npy" else [stream.name for stream in found.streams]
