@@ -33,8 +33,7 @@ def train(run, workers=1):
     trainer = hr.Trainer(model, hr.MSE(), optimizer, inputs="x", target="y", batch_size=8)
     data = {"x": torch.randn(64, 4), "y": torch.randn(64, 2)}
     callbacks = [Dies()] if "dies" in sys.argv else []
-    options = {"run": run, "every": "5 steps", "wait": True, "logs": False}
-    trainer.fit(data, epochs=3, callbacks=callbacks, **options)
+    trainer.fit(data, epochs=3, callbacks=callbacks, run=hr.Run(run, every="5 steps", wait=True, logs=False))
     return sum(float(value.double().sum()) for value in model.state_dict().values())
 
 if __name__ == "__main__":
