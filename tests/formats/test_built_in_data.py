@@ -75,7 +75,8 @@ def test_tables_of_files(kind: str, tmp_path: Path) -> None:
 @pytest.mark.takes_turns
 def test_the_text_format(tmp_path: Path) -> None:
     path = tmp_path / "rows.ctf"
-    hr.write_table(sparse_sequences([1 + k % 5 for k in range(ROWS)]), path)
+    lines = [f"{k} |words {(7 * k + j) % 5}:{1 + j}" for k in range(ROWS) for j in range(1 + k % 5)]
+    path.write_text("\n".join(lines) + "\n")
     (stream,) = (s for s in sparse_sequences([1]).streams if s.name == "words")
     check_table(lambda: hr.open_ctf(path, [stream]))
     check_source(lambda: hr.Reader(hr.open_ctf(path, [stream]), count="words"), sizes=(9,), **SOME)
