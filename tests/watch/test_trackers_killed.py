@@ -56,7 +56,7 @@ def train(run: str, at: int, when: str) -> None:
     """In a process of its own: the training, which is killed at an operation on a tracker's file."""
     global perform
     perform, disk.perform = disk.perform, KillOfTrackers(at=at, when=when)
-    trainees.fit(trainees.trainer(), run, callbacks=[LogFile(), TensorBoard()])
+    trainees.fit(trainees.trainer(), run, callbacks=[LogFile(), TensorBoard()], log_every="1 step")
     tell("operations " + json.dumps(disk.perform.operations))
 
 
