@@ -307,11 +307,6 @@ def test_views_of_a_table_with_draws_keep_them(view: Callable[[hr.Table], hr.Tab
     [
         (lambda t: compose.concat(t, t), r"concat\(\): a table has a map with draws.*Map what concat\(\) gives"),
         (lambda t: compose.zip(t, {"y": torch.arange(ROWS)}), r"zip\(\): a table has a map with draws"),
-        (lambda t: compose.zip({"id": torch.arange(ROWS)}, t, key="id"), r"zip\(\): a table has a map with draws"),
-        (
-            lambda t: compose.zip(t, {"id": torch.arange(ROWS), "y": X}, key="id"),
-            r"zip\(\): a table has a map with draws",
-        ),
     ],
 )
 @pytest.mark.parametrize("where", ["host", "device"])

@@ -552,19 +552,19 @@ def test_what_cannot_be_sent_is_an_error_of_the_worker_that_sends_it() -> None:
         launch(lambda: me().gather(object()), workers=2)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_pythons_generator_is_the_same_read_as_memory_or_by_its_own_methods(known: bool) -> None:
-    python = generators._Python()
-    assert python._known
-    python._known = known
+def test_pythons_generator_is_each_workers_own_with_a_normal_number_that_is_left_over() -> None:
+    before = random.getstate()
+    both = generators.Generators(2)
+    both.enter(0)
     random.seed(7)
     random.gauss(0, 1)  # one is left over
-    kept, state = python.read(), random.getstate()
+    state = random.getstate()
     expected = [random.gauss(0, 1), random.random(), random.gauss(0, 1)]
-    random.seed(8)
-    other = python.read()
-    python.write(kept)
+    random.setstate(state)
+    both.swap(0, 1)
+    assert random.random() == random.Random(1).random(), "a worker begins with its number"
+    both.swap(1, 0)
     assert random.getstate() == state
     assert [random.gauss(0, 1), random.random(), random.gauss(0, 1)] == expected
-    python.write(other)
-    assert random.random() == random.Random(8).random()
+    both.give_back()
+    assert random.getstate() == before
