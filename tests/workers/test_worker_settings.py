@@ -342,3 +342,18 @@ def test_a_strategy_of_rounds_makes_no_update_by_hand(make_it: Callable[[], hr.S
     said = rf"step\(\) makes one update, and {make_it.__name__} has rounds .* fit\(\) or steps\(\)"
     with pytest.raises(hr.ConfigError, match=said):
         hr.launch(by_hand, make_it(), "plain", workers=2)
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
+def test_workers_in_step_replay_their_passes(engine: str) -> None:
+    assert hr.launch(note_of_the_tape, workers=3, engine=engine).startswith("passes are replayed")
+
+
+def note_of_the_tape() -> str:
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), sgd, batch_size=12, strategy=hr.Synchronous(), device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(48, 5, generator=generator), torch.randint(3, (48,), generator=generator)
+    trainer.fit(rows, epochs=4, progress=False)
+    return trainer.tape_note
