@@ -345,15 +345,32 @@ def test_a_strategy_of_rounds_makes_no_update_by_hand(make_it: Callable[[], hr.S
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
-def test_workers_in_step_replay_their_passes(engine: str) -> None:
-    assert hr.launch(note_of_the_tape, workers=3, engine=engine).startswith("passes are replayed")
+def test_workers_in_step_replay_their_passes_with_the_bits_of_torch(engine: str) -> None:
+    replayed, note = hr.launch(trained_in_step, "auto", workers=3, engine=engine)
+    by_torch, _ = hr.launch(trained_in_step, False, workers=3, engine=engine)
+    assert note.startswith("passes are replayed")
+    assert all(torch.equal(replayed[name], by_torch[name]) for name in by_torch)
 
 
-def note_of_the_tape() -> str:
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), sgd, batch_size=12, strategy=hr.Synchronous(), device="cpu")
+def test_a_model_that_waits_for_other_workers_is_left_to_torch() -> None:
+    _, note = hr.launch(trained_in_step, "auto", True, workers=2)
+    assert note.startswith("passes are left to torch")
+
+
+def trained_in_step(tape: Any, waits: bool = False) -> tuple[dict[str, Tensor], str]:
+    torch.manual_seed(1)
+    model = nn.Sequential(Waits() if waits else nn.Identity(), nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01)
+    strategy = hr.Synchronous()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=12, strategy=strategy, device="cpu", tape=tape)
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(48, 5, generator=generator), torch.randint(3, (48,), generator=generator)
     trainer.fit(rows, epochs=4, progress=False)
-    return trainer.tape_note
+    return model.state_dict(), trainer.tape_note
+
+
+class Waits(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.detach().sum().reshape(1)
+        here().all_reduce(total)
+        return x + 0 * total

@@ -38,7 +38,8 @@ class PassContext:
         self.objective, self.arena, self.buffers = objective, arena, buffers
         self.guard, self.strategy = steps.guard, steps.strategy
         self.device = next(iter(arena.params)).device
-        self.tapes = Tapes(steps.settings.tape, steps.model, objective, self.device, self.strategy.comm.memory, arena)
+        memory = None if self.strategy.joint else self.strategy.comm.memory  # joint ones take turns within a pass
+        self.tapes = Tapes(steps.settings.tape, steps.model, objective, self.device, memory, arena)
         self.scales = steps.precision.scales
         """Whether gradients are scaled; an infinite one is then a sign that the scale is too high."""
         self.is_one_of_several = len(steps.optimizers) > 1

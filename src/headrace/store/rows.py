@@ -12,6 +12,7 @@ Row = Mapping[str, Any]
 COUNTERS = ("epoch", "step", "samples", "minutes")
 """How far a training had come; the rest of a row has been measured."""
 FAMILIES = ("train", "val", "test")
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def was_interrupted(why: str) -> bool:
@@ -89,6 +90,15 @@ def encoded(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return encoded(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def encoded_line(row: Row) -> bytes:
+    """A row as a line of JSON."""
+    try:
+        text = _COMPACT.encode(row)
+    except (TypeError, ValueError):  # NaN, or a value that JSON does not know
+        text = _COMPACT.encode(encoded(row))
+    return text.encode() + b"\n"
 
 
 def readable(document: Mapping[str, Any]) -> bytes:

@@ -26,7 +26,7 @@ from .. import __version__
 from ..errors import RunError
 from . import disk, system
 from .document import LARGE_BYTES, read_document
-from .rows import encoded, read_row, readable
+from .rows import encoded_line, read_row, readable
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.json", "log.txt", "metrics.jsonl", "lock"
 TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
@@ -81,12 +81,12 @@ class RunFiles:
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A line of metrics, and when that was: after so many minutes of training."""
-        line = json.dumps(encoded(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = encoded_line(row)
         with disk.failing(f"reporting step {row['step']}", self.path, len(line)):
             self._rows.write(line)
         when = {"step": row["step"], "samples": row.get("samples", 0), "minutes": round(minutes, 6)}
         with suppress(OSError):  # nice to know, and no reason to stop
-            self._times.write(json.dumps(when, separators=(",", ":")).encode() + b"\n")
+            self._times.write(encoded_line(when))
 
     def sync(self) -> None:
         """Makes certain that what was reported is on the disk."""
@@ -136,7 +136,7 @@ class RunFiles:
         except OSError:  # a file system without links
             shutil.copyfile(source, beside)
         disk.replace(beside, folder / "model.safetensors")
-        disk.write_file(folder / "best.json", json.dumps(encoded(facts), allow_nan=False).encode() + b"\n")
+        disk.write_file(folder / "best.json", encoded_line(facts))
 
     def tells_best(self, step: int) -> bool:
         """Whether the best weights that a person finds are those of this step."""

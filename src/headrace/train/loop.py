@@ -305,7 +305,8 @@ class Loop:
     def _look_around(self, batch: Batch, feed: Feed) -> None:
         """After an update: limits, workers, callbacks, and what is due."""
         info, at = self._info, self._at
-        self._trainer.updates.touched()
+        if self._each_update or "on_step_end" in self._plan.callbacks.acting:
+            self._trainer.updates.touched()
         if self._trainer.last_training.unsaved is not None:
             self._trainer.last_training.unsaved.warn(self._checkpointer.log)
         info.look_around(feed.macrobatch)
@@ -333,7 +334,8 @@ class Loop:
         self._samples, self._look_at = info.rows, time.perf_counter() + AT_ONCE_S
         self._look_at_train_step()
         self._next = info.step + min(each.ahead(info.counters) for each in [*info.limits, *plan.intervals])
-        self._trainer.updates.touched()
+        if self._each_update:  # somebody may have been called
+            self._trainer.updates.touched()
 
     def _look_at_train_step(self) -> None:
         """Whoever has been called may have replaced it."""
@@ -359,6 +361,7 @@ class Loop:
         self._tasks.save = False
         if self._checkpointer.keeps and self._saved != self._info.step:
             self._trainer.updates.settle()
+            self._trainer.updates.touched()
             self._tasks.call("on_checkpoint", self._info)
             again = self._info.step <= self._info.resumed
             self._checkpointer.save(self._at.checkpoint(), self._info, again=again)

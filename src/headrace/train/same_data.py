@@ -72,7 +72,8 @@ def _contents(name: str, source: Source, comm: Comm) -> str:
                 stacklevel=2,
             )
         rows = []
-    return hashlib.blake2b("\n".join([reader.reading.fingerprint or table.fingerprint(), *rows]).encode(), digest_size=8).hexdigest()
+    values = reader.reading.fingerprint or table.fingerprint()
+    return hashlib.blake2b("\n".join([values, *rows]).encode(), digest_size=8).hexdigest()
 
 
 def _some_rows(table: Table) -> list[str]:

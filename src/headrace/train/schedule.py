@@ -302,6 +302,8 @@ class _ByProgress(Rates):
 class _ByTorch(Rates):
     """Torch's schedulers, one for each optimizer."""
 
+    asks = True
+
     def __init__(
         self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
     ) -> None:

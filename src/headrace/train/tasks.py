@@ -93,6 +93,8 @@ class ScheduledTasks:
 
     def _move_rates(self, counters: dict[str, Any]) -> bool:
         self._at.rates.after(self._info.counters, self._info.history)
+        if self._at.rates.asks:
+            self._trainer.updates.touched()
         return True
 
     def _end_epoch(self, counters: dict[str, Any]) -> bool:
@@ -114,6 +116,7 @@ class ScheduledTasks:
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise
+        self._trainer.updates.touched()
         self._info.history.at(self._info.row()).update(scores)
         self.call("on_validation_end", self._info, scores)
 
@@ -139,6 +142,7 @@ class ScheduledTasks:
             info.history.marked = info.step
             with self._workers.consensus(self._info):
                 self._checkpointer.mark_best(self._trainer.model)
+            self._trainer.updates.touched()
         if "best" not in self._at.done:
             self._at.done.add("best")
             self.save = True
@@ -155,13 +159,15 @@ class ScheduledTasks:
         self._info.sealed = hook in AFTER_THE_REPORT
         self._plan.callbacks.call(hook, *arguments)
         self._info.sealed = False
-        self._trainer.updates.touched()
+        if hook in self._plan.callbacks.acting:
+            self._trainer.updates.touched()
         if self._info.asked:
             self.grant()
 
     def grant(self) -> None:
         """What callbacks have asked for is done, in the order in which they have."""
         asked, self._info.asked = self._info.asked, []
+        self._trainer.updates.touched()
         if self._info.leased:
             raise ConfigError(
                 f"a callback asks to change {', '.join(what for what, _ in asked)}, which workers at a center cannot "

@@ -43,6 +43,9 @@ class Callback:
     """Whether `on_step_end` and `on_macrobatch_end` are called each time. If not, `fit` may skip these calls for up to
     50 ms at a time, and takes less time; a display needs no more."""
 
+    _looks_on = False
+    """Whether this very class changes nothing of a training, so that updates stay prepared when it is called."""
+
     only = ""
     """What there can be one of in a training, if this is one."""
     _owner = ""
@@ -108,6 +111,8 @@ class Callbacks:
         self._methods = {hook: tuple(getattr(c, hook) for c in callbacks if _overrides(c, hook)) for hook in HOOKS}
         self.on_step_end = self._methods["on_step_end"]
         """Called once per update, hence at hand."""
+        self.acting = {hook for hook in HOOKS if any(not _only_looks_on(c) and _overrides(c, hook) for c in callbacks)}
+        """The hooks at which somebody is called who may change the model: all but our own logs and displays."""
         hooks = "on_step_end", "on_macrobatch_end"
         self.each_update = any(c.each_step for c in callbacks for hook in hooks if _overrides(c, hook))
         """Whether somebody has to be called after every update."""
@@ -162,6 +167,11 @@ class Callbacks:
     def call(self, hook: str, *arguments: Any) -> None:
         for method in self._methods[hook]:
             method(*arguments)
+
+
+def _only_looks_on(callback: Callback) -> bool:
+    """Whether a callback is a log or a display of ours. A subclass of one is somebody else's."""
+    return bool(vars(type(callback)).get("_looks_on")) and vars(callback).keys().isdisjoint(HOOKS)
 
 
 def _overrides(callback: Callback, hook: str) -> bool:

@@ -87,6 +87,7 @@ class LogFile(Callback):
     """
 
     everywhere = False
+    _looks_on = True
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._place = OutputPath(self, path, LOG)

@@ -33,6 +33,7 @@ class Progress(Callback):
 
     everywhere = False
     each_step = False
+    _looks_on = True
 
     def __init__(self, style: str = "auto", file: TextIO | None = None) -> None:
         if style not in STYLES:

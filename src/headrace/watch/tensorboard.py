@@ -40,6 +40,7 @@ class TensorBoard(Callback):
     """
 
     everywhere = False
+    _looks_on = True
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._place = OutputPath(self, path, FOLDER)

@@ -106,11 +106,10 @@ class Proof:
                 return
             name = space.get("__name__", "")
             if not allowed.is_trusted(name):
-                is_backward, caller = _called_by(frame)
-                if caller.startswith("headrace.engines."):  # other workers have their turn
+                if _takes_turns(frame):
                     return
                 self._users[place] = code, space
-                if is_backward:
+                if _is_backward(frame):
                     self._ran.append(f"{where(code)} runs in the backward pass")
                 if allowed.is_torch(name):
                     self._ran.append(f"code of {name} is run")
@@ -222,13 +221,24 @@ class Proof:
             self._try(code, line, f".{name}", lambda n=name: self._state.attribute_of_torch(n))
 
 
-def _called_by(frame: types.FrameType | None) -> tuple[bool, str]:
-    """Whether torch's backward pass calls a function, as a hook or an autograd function; the module of ours above."""
-    is_backward = False
-    while frame is not None and not (name := frame.f_globals.get("__name__", "")).startswith("headrace."):
-        is_backward = is_backward or frame.f_code.co_name == "_engine_run_backward"
+def _is_backward(frame: types.FrameType | None) -> bool:
+    """Whether torch's backward pass calls a function, as a hook or as the backward of an autograd function."""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("headrace."):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
         frame = frame.f_back
-    return is_backward, "" if frame is None else name
+    return False
+
+
+def _takes_turns(frame: types.FrameType | None) -> bool:
+    """Whether a function is called by an engine, while the library itself waits for other workers."""
+    is_within = False
+    while frame is not None and not (name := frame.f_globals.get("__name__", "")).startswith("headrace.step."):
+        is_within = is_within or name.startswith("headrace.engines.")
+        if is_within and not allowed.is_trusted(name):
+            return False  # code of the user's waits for them
+        frame = frame.f_back
+    return is_within
 
 
 @lru_cache(2048)
