@@ -4,10 +4,8 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import urllib.request
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process, refused
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, refused
 
 import headrace as hr
 from headrace.app.recipe import load_recipe
@@ -448,9 +446,6 @@ def test_what_cannot_be_written_is_known_before_work_starts(out: str, status: in
         ("report nowhere --out nowhere/page.html", "cannot be written to nowhere/page.html"),
         ("rehearse none.py --workers 2 --strategy diloco --out runs.png", "cannot write runs.png: it is a directory"),
         ("checkpoint export runs/sines --to torch --recipe garden.py:sure --out flowers.csv/m", "flowers.csv takes no"),
-        ("convert none.npy nowhere/out.npz", "there is no directory nowhere"),
-        ("convert none.npy out.txt", "Name a local file that ends in .arrow"),
-        (f"convert none.npy {'x' * 300}.npz", "File name too long"),
         (f"predict runs/sines none.npy --out {'x' * 300}.npy", "File name too long"),
         (f"report nowhere --out {'x' * 300}.html", "cannot be written to xxx"),
     ],
@@ -569,23 +564,6 @@ def test_a_report_is_written(capsys: Any) -> None:
     assert "page.html" in capsys.readouterr().out
     assert "unknown ending '.pdf'" in refused(capsys, "report", "runs/sines", "--out", "page.pdf", status=2)
     assert "is not a run" in refused(capsys, "report", ".")
-
-
-@pytest.mark.slow
-def test_the_board_shows_the_curves_of_runs_until_ctrl_c(tmp_path: Path) -> None:
-    with process(tmp_path, "board", "runs/sines", "runs/more") as child:
-        url = child.until("http://127.0.0.1:", LIMIT_S).split()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{url}data/plugin/scalars/tags", timeout=LIMIT_S) as reply:
-            tags = json.loads(reply.read())
-        child.send(signal.SIGINT)
-        assert child.ending() == 0, child.output
-    assert sorted(tags) == ["sines", "sure"]
-    assert "val/loss" in tags["sines"]
-
-
-def test_a_board_of_nothing_is_told(tmp_path: Path, capsys: Any) -> None:
-    assert "there is no run" in refused(capsys, "board", tmp_path / "nowhere")
-    assert "no curves for TensorBoard" in refused(capsys, "board", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict", "report", "resume"])

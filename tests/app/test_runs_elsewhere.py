@@ -62,7 +62,6 @@ COMMANDS = [
     "checkpoint export URL",
     "report URL",
     "runs URL",
-    "board URL",
 ]
 
 

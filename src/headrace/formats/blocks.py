@@ -103,7 +103,7 @@ class BlockCache:
         if self._again == SCATTERED and self._decoded > 4 * self._taken:
             warnings.warn(
                 f"rows are taken from all over files whose blocks are decoded whole: {self._decoded} rows decoded for "
-                f"{self._taken}. Read by blocks, with order='blocks', or `headrace convert` what is not .arrow to it.",
+                f"{self._taken}. Read by blocks, with order='blocks', or make it .arrow with hr.write_table.",
                 stacklevel=2,
             )
 

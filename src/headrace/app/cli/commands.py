@@ -201,10 +201,8 @@ COMMANDS: Mapping[str, Sequence[Command]] = {
     "look": (
         Command("runs", "the runs in a directory", "look:runs"),
         Command("report", "a run as one page, report.html, and pictures", "look:report"),
-        Command("board", "runs in TensorBoard", "look:board"),
-        Command("doctor", "versions, devices, threads, disk, and what is slow", "doctor:doctor"),
+        Command("doctor", "versions, devices and space, and what is missing", "doctor:doctor"),
     ),
-    "prepare": (Command("convert", "data files into a file of another kind", "prepare:convert"),),
 }
 """By what they are for."""
 

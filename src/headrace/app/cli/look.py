@@ -1,20 +1,15 @@
-"""What looks at runs: `runs`, `report` and `board`."""
+"""What looks at runs: `runs` and `report`."""
 
 import os
-import signal
-import tempfile
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, RunError
+from ...errors import RunError
 from .options import check_ending
-from .output import iso_time, print_line, print_result, short_time, table
+from .output import iso_time, print_result, short_time, table
 
 DEPTH = 3  # directories below the one that is named
-HOST = "127.0.0.1"
 
 
 def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
@@ -90,56 +85,3 @@ def report(run: Path, *, out: Path | None = None, pictures: bool = False, json: 
     text = f"{page}: open it in a browser" + (f"\n{drawn}: the curves as pictures" if drawn else "")
     print_result(json, {"report": str(page), "pictures": drawn}, text)
     return 0
-
-
-def board(runs: tuple[Path, ...], *, port: int = 0) -> int:
-    """Shows runs in TensorBoard, on this machine alone, until Ctrl-C.
-
-    Args:
-        runs: runs, or directories that hold some
-        port: of the page (any that is free)
-    """
-    curves = _curves(runs)
-    with tempfile.TemporaryDirectory(prefix="headrace-board-") as room:
-        for name, folder in curves.items():
-            link = Path(room) / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(folder.absolute(), target_is_directory=True)
-        url = _served(Path(room), port)
-        print_line(f"{url} shows {', '.join(curves)}; Ctrl-C ends it")
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
-        signal.signal(signal.SIGTERM, before)
-    return 0
-
-
-def _curves(runs: Iterable[Path]) -> dict[str, Path]:
-    """What TensorBoard reads, by the name of the run."""
-    from ...store.disk import run_path
-
-    found: dict[str, Path] = {}
-    for where in runs:
-        if not run_path(where).is_dir():
-            raise RunError(f"there is no run {where}.")
-        for run in _runs_in(where):
-            name = run.absolute().name
-            name = name if name not in found else str(run.absolute()).strip("/")
-            found |= {name: run / "tb"} if (run / "tb").is_dir() else {}
-    if not found:
-        raise RunError(f"{', '.join(map(str, runs))} has no curves for TensorBoard: no run there has tb/.")
-    return found
-
-
-def _served(room: Path, port: int) -> str:
-    """Starts TensorBoard in a thread; its address."""
-    from tensorboard import program
-
-    board = program.TensorBoard()
-    try:
-        board.configure(
-            argv=["tensorboard", "--logdir", str(room), "--host", HOST, "--port", str(port), "--load_fast=false"]
-        )
-        return str(board.launch())
-    except program.TensorBoardServerException as error:
-        raise ConfigError(f"TensorBoard cannot start: {error} Name another --port.") from None

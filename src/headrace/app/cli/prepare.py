@@ -1,4 +1,4 @@
-"""What comes before a training: `new`, a recipe that works with a test of it, and `convert`, of data files."""
+"""What comes before a training: `new`, a recipe that works with a test of it."""
 
 import ast
 import builtins
@@ -7,17 +7,12 @@ import keyword
 import os
 import re
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, RunError
 from ...store import disk
 from .output import print_result
-
-if TYPE_CHECKING:
-    from ...data.batch import Stream
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILES = {"{name}.py": "recipe.py.in", "test_{name}.py": "test.py.in", "README.md": "README.md.in"}
@@ -98,55 +93,3 @@ def _module(name: str) -> str | None:
     except (ImportError, ValueError):
         return None
     return None if found is None else found.origin  # a directory that could be one has none
-
-
-# --- convert -----------------------------------------------------------------------------------------------
-
-
-def convert(
-    data: tuple[str, ...], out: Path, *, stream: tuple[str, ...] = (), skip_bad_rows: bool = False, json: bool = False
-) -> int:
-    """Writes data files into a file of another kind.
-
-    Args:
-        data: files, globs or URLs: .npy .npz .arrow .parquet .csv .ctf
-        out: the file to write: .arrow .parquet .npz
-        stream: a stream of a .ctf file, as in "words 1000 sparse sequence" or "image 28x28 uint8"; for each of them
-        skip_bad_rows: leave out what cannot be read of a .ctf file
-    """
-    from ...formats.paths import find
-    from ...formats.table import open_table
-    from ...formats.write import check_target, write_table
-
-    check_target(out)
-    streams = [_stream(text) for text in stream] or None
-    files = list(data) if len(data) > 1 else data[0]
-    bad_rows: Any = "skip" if skip_bad_rows else "stop"
-    with ExitStack() as stack:
-        cache = None
-        if find(files)[0].kind == "ctf":  # its rows are in the new file: nobody needs a copy of them beside the old one
-            where = out.parent if out.parent.is_dir() else None
-            cache = stack.enter_context(TemporaryDirectory(prefix=".headrace-", dir=where))
-        table = open_table(files, streams=streams, bad_rows=bad_rows, cache=cache)
-        write_table(table, out)
-    document = {"file": str(out), "rows": len(table), "streams": list(map(str, table.streams))}
-    print_result(json, document, f"{out}: {len(table)} rows of {', '.join(map(str, table.streams))}")
-    return 0
-
-
-def _stream(text: str) -> "Stream":
-    """A stream as the command line has it: its name, then its shape, dtype, "sparse", "sequence" in any order."""
-    from ...data.batch import Stream
-
-    name, *words = text.split() or [""]
-    if not name:
-        raise ConfigError('--stream "": name the stream, as in "words 1000 sparse sequence".')
-    try:
-        shape = tuple(int(size) for word in words if word[0].isdigit() for size in word.split("x"))
-    except ValueError:
-        raise ConfigError(f"--stream {text!r}: a shape is written as 100 or 28x28.") from None
-    kinds = [word for word in words if not word[0].isdigit() and word not in ("sparse", "sequence")]
-    if len(kinds) > 1:
-        raise ConfigError(f"--stream {text!r}: expected one dtype at most, got {' and '.join(kinds)}.")
-    layout: Any = "sparse" if "sparse" in words else "dense"
-    return Stream(name, shape, kinds[0] if kinds else "float32", layout, "sequence" in words)
