@@ -50,14 +50,6 @@ def test_settings_of_the_parts_are_copied_changed_and_searched():
     assert searched.best_estimator_.module_[0].out_features == 6
 
 
-def test_each_setting_of_a_part_is_a_fit_with_a_run_of_its_own(tmp_path):
-    runs = [
-        Classifier(Net, module__width=width, epochs=1, random_state=0, run=tmp_path).fit(X, Y).run_
-        for width in (4, 6, 4)
-    ]
-    assert runs[0] == runs[2] != runs[1]
-
-
 def test_settings_that_no_part_takes_are_refused():
     with pytest.raises(TypeError, match="no setting 'widht'"):
         Classifier(Net, widht=3)

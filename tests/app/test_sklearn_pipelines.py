@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from kit.forked import start, tell
-from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -212,31 +211,9 @@ def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
     fitted.fit(X, Y)
     rates = fitted.history_["rate"]
     assert max(rates) > 5 * rates[-1]
-    assert fitted.run_.parent == tmp_path / "run"
+    assert fitted.run_ == tmp_path / "run"
     assert len(list((fitted.run_ / "checkpoints").glob("step-*"))) > 5
     assert small(epochs=1).fit(X, Y).run_ is None
-
-
-@pytest.mark.takes_turns
-def test_every_fold_has_a_run_and_the_score_that_it_has_without(tmp_path: Path) -> None:
-    from sklearn.model_selection import cross_val_score
-
-    noise = np.random.default_rng(0).integers(0, 2, 120)
-    scores = [cross_val_score(small(epochs=5, run=run), X, noise, cv=4) for run in (None, tmp_path)]
-    np.testing.assert_array_equal(*scores)
-    assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_every_candidate_of_a_search_has_a_run_and_the_score_that_it_has_without(tmp_path: Path) -> None:
-    from sklearn.model_selection import GridSearchCV
-
-    grid = {"hidden": [(4,), (8, 8)]}
-    plain, kept = (
-        GridSearchCV(small(epochs=1, run=run), grid, cv=2, error_score="raise").fit(X, Y) for run in (None, tmp_path)
-    )
-    np.testing.assert_array_equal(plain.cv_results_["mean_test_score"], kept.cv_results_["mean_test_score"])
-    assert kept.best_params_ == plain.best_params_
-    assert len(list(tmp_path.iterdir())) == 2 * 2 + 1
 
 
 class Pressed(hr.Callback):
@@ -251,88 +228,34 @@ class Pressed(hr.Callback):
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("random_state", [lambda: 0, lambda: None, lambda: np.random.RandomState(3)])
-def test_the_same_fit_goes_on_where_it_was_interrupted(random_state: Any, tmp_path: Path) -> None:
+def test_the_same_fit_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     def fit(run: str, X: Any = X) -> Any:
         options = {"epochs": 6, "validation": 0.2, "patience": 9, "callbacks": watching}
-        return small(Narrow, random_state=random_state(), run=tmp_path / run, **options).fit(X, Y)
+        return small(Narrow, random_state=0, run=tmp_path / run, **options).fit(X, Y)
 
     watching = [Pressed(tmp_path / "pressed"), hr.Timer(), hr.EarlyStopping("val/loss"), hr.EMA(0.9)]
-    whole = fit("whole")
+    undisturbed = fit("undisturbed")
     (tmp_path / "pressed").touch()
     with pytest.raises(KeyboardInterrupt):
         fit("parts")
     (tmp_path / "pressed").unlink()
-    other, rest = fit("parts", X[::-1]), fit("parts")
+    with pytest.raises(hr.errors.HeadraceError, match="values"):
+        fit("parts", X[::-1])
+    rest = fit("parts")
+    assert rest.run_ == tmp_path / "parts"
     assert "going on from step 12" in (rest.run_ / "log.txt").read_text()
-    assert rest.history_["train/loss"] == whole.history_["train/loss"]
-    np.testing.assert_array_equal(rest.predict_proba(X), whole.predict_proba(X))
-    assert other.run_ != rest.run_
+    assert rest.history_["train/loss"] == undisturbed.history_["train/loss"]
+    np.testing.assert_array_equal(rest.predict_proba(X), undisturbed.predict_proba(X))
     again = fit("parts")
-    assert again.run_ == rest.run_
     assert (again.run_ / "log.txt").read_text().count("started") == 1
-    np.testing.assert_array_equal(again.predict_proba(X), whole.predict_proba(X))
+    np.testing.assert_array_equal(again.predict_proba(X), undisturbed.predict_proba(X))
 
 
-def rate_of(factor: float) -> Any:
-    return lambda parameters, lr: torch.optim.SGD(parameters, lr * factor)
-
-
-def narrow(seed: int) -> Narrow:
-    torch.manual_seed(seed)
-    return Narrow(6, 3)
-
-
-ONES = np.ones(120)
-BASE: dict[str, Any] = {"epochs": 1, "optimizer": rate_of(1.0), "module": narrow(0), "loss": hr.Focal(2.0)}
-
-
-ANOTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "a number": ({}, {"X": np.where(np.arange(720).reshape(120, 6) == 719, X + 1e-3, X)}),
-    "a target": ({}, {"y": np.where(np.arange(120) == 119, (Y + 1) % 3, Y)}),
-    "weights": ({}, {"sample_weight": ONES}),
-    "another weight": ({}, {"sample_weight": ONES + (np.arange(120) == 60)}),
-    "sparse rows": ({}, {"X": "sparse"}),
-    "epochs": ({"epochs": 2}, {}),
-    "rate": ({"lr": 0.021}, {}),
-    "state": ({"random_state": 1}, {}),
-    "no state": ({"random_state": None}, {}),
-    "a generator": ({"random_state": np.random.RandomState(5)}, {}),
-    "optimizer": ({"optimizer": rate_of(2.0)}, {}),
-    "module": ({"module": narrow(1)}, {}),
-    "class of module": ({"module": Narrow}, {}),
-    "loss": ({"loss": hr.Focal(3.0)}, {}),
-    "class weights": ({"class_weight": "balanced"}, {}),
-    "trainer": ({"trainer_options": {"clip_norm": 1.0}}, {}),
-    "validations": ({"fit_options": {"validate_every": "2 epochs"}}, {}),
-    "a callback": ({"callbacks": [hr.EMA(0.9)]}, {}),
-    "another callback": ({"callbacks": [hr.EMA(0.8)]}, {}),
-}
-
-
-@pytest.mark.takes_turns
-@pytest.mark.parametrize("name", sampled(ANOTHER, keep=("a number", "a target", "module", "another callback"), of=5))
-def test_another_fit_is_another_run(name: str, tmp_path: Path) -> None:
-    options, fitted = ANOTHER[name]
-    if isinstance(fitted.get("X"), str):
-        import scipy.sparse
-
-        fitted = {"X": scipy.sparse.csr_matrix(X)}
-    first = small(**BASE, run=tmp_path).fit(X, Y)
-    other = small(**{**BASE, **options}, run=tmp_path).fit(**{"X": X, "y": Y, **fitted})
-    same = small(**{**BASE, **options}, run=str(tmp_path), verbose=0).fit(**{"X": X, "y": Y, **fitted})
-    assert first.run_ != other.run_
-    if not isinstance(options.get("random_state"), np.random.RandomState):  # which has moved on
-        assert same.run_ == other.run_
-    assert len({first.run_, other.run_, same.run_}) == len(list(tmp_path.iterdir()))
-
-
-def test_a_run_among_further_options_is_one_for_each_fit_too(tmp_path: Path) -> None:
-    options = {"run": tmp_path / "run"}
-    one, other = (small(epochs=1, fit_options=options).fit(X[half], Y[half]) for half in (slice(60), slice(60, 120)))
-    assert one.run_ != other.run_
-    assert one.run_.parent == other.run_.parent == tmp_path / "run"
-    assert options == {"run": tmp_path / "run"}
+@pytest.mark.parametrize("random_state", [None, np.random.RandomState(3)])
+def test_a_run_wants_a_number_to_draw_by(random_state: Any, tmp_path: Path) -> None:
+    with pytest.raises(hr.errors.ConfigError, match="random_state="):
+        small(random_state=random_state, run=tmp_path / "run").fit(X, Y)
+    assert not list(tmp_path.iterdir())
 
 
 def test_further_options_come_before_those_of_the_estimator() -> None:

@@ -20,14 +20,7 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from missing
 
-import sys as _sys
-
-from ..loss import elements as _elements
-from ..watch import history as _history
 from .base import EXPECTED_FAILED_CHECKS
 from .estimators import Classifier, Regressor
-
-_sys.modules.setdefault("headrace.history.history", _history)  # where pickles of 0.1.0 look
-_sys.modules.setdefault("headrace.loss.prior", _elements)
 
 __all__ = ["EXPECTED_FAILED_CHECKS", "Classifier", "Regressor"]

@@ -7,9 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +26,10 @@ from ..train.runs import Run
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.deciding import EarlyStopping
-from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights
 DTYPES = ("float32", "float64")
 _OF_WHOLE_FITS = ("run", "epochs")  # of `fit_options`, what `partial_fit` does not take
-OF_NO_FIT = ("run", "verbose", "random_state")  # settings that are no part of a fit, or count by what they stand for
 Data = dict[str, Any]
 
 
@@ -121,14 +117,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         data, loss = self._data_and_loss(X, y, weights, default)
         asked = dict(self.fit_options or {})
         run, callbacks = asked.pop("run", self.run), [*self._callbacks(), *asked.pop("callbacks", ())]
-        name = "" if run is None else self._name(data, n_outputs, {"callbacks": callbacks, "fit_options": asked})
-        seed, run = self._seed(name), replace(Run.of(run), path=_within(Run.of(run).path, name))
+        if Run.of(run).path is not None and not isinstance(self.random_state, int | np.integer):
+            raise ConfigError(
+                "run= goes on with the same fit where it was interrupted, which draws the same numbers with a number "
+                f"as random_state= alone, got {self.random_state!r}."
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, val = self._held_out(data, seed, split_by)
         with _seeded(seed):
             trainer = self._made_trainer(X, loss, seed, n_outputs)
             options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False}
             history = trainer.fit(train, val, run=run, callbacks=callbacks, **{**options, **asked})
-        self.run_, self._remembered, self._draws = run.path, None, np.random.RandomState(seed)
+        self.run_, self._remembered, self._draws = history.run, None, np.random.RandomState(seed)
         self.module_, self.history_, self.n_iter_ = trainer.model, history, history.rows[-1]["epoch"]
 
     def _train_on(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, first: bool) -> None:
@@ -178,22 +178,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return
         same = settings == self._optimizer_settings  # a scheduler may have moved the rate
         optimizer.load_state_dict(state if same else {**state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-    def _name(self, data: Data, n_outputs: int, settings: Data) -> str:
-        """A digest of everything that a fit is made of; `settings` replace those that were given."""
-        for callback in settings["callbacks"]:
-            if isinstance(callback, Callback):
-                callback.forget()  # what it knows of a fit before this one
-                vars(callback).pop("_owner", None)
-        given = {name: value for name, value in self.get_params(deep=False).items() if name not in OF_NO_FIT}
-        state = None if self.random_state is None else check_random_state(self.random_state)
-        rows = {stream: _arrays(column) for stream, column in data.items()}
-        return digest(type(self), given | settings, state, n_outputs, rows)
-
-    def _seed(self, name: str) -> int:
-        """By the random state; of a fit that has a name and none, by its name, so that it can be gone on with."""
-        named = bool(name) and self.random_state is None
-        return int(check_random_state(int(name, 16) % 2**32 if named else self.random_state).randint(2**31 - 1))
 
     def _outputs(self, X: Any) -> Tensor:
         """What the module returns for these rows, on the host."""
@@ -297,18 +281,6 @@ def _parts(settings: Mapping[str, Any], of: str = "") -> Data:
     """Those for the module or for the optimizer; those that begin with `of`, without it."""
     whose = of or ("module__", "optimizer__")
     return {name.removeprefix(of): value for name, value in settings.items() if name.startswith(whose)}
-
-
-def _within(run: Any, name: str) -> Any:
-    """The directory of this name in `run`; what is no path is left for `fit` to refuse."""
-    return Path(run) / name if isinstance(run, str | Path) and str(run) else run
-
-
-def _arrays(rows: Any) -> list[Any]:
-    """What rows are made of, dense or sparse."""
-    if isinstance(rows, np.ndarray):
-        return [np.asarray(rows)]  # one that is mapped from a file counts like one in memory
-    return [rows.shape, *map(np.asarray, (rows.data, rows.indices, rows.indptr))]
 
 
 def perceptron(n_features: int, n_outputs: int, hidden: Sequence[int]) -> nn.Sequential:
