@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from kit.check_strategy import PROMISES, check_strategy
 from kit.sampled import sampled
 from torch import Tensor
 from torch.optim import Adam
@@ -15,7 +16,6 @@ from headrace import Asynchronous, BlockMomentum, DiLoCo, Elastic, Periodic, Str
 from headrace.arena.arena import Arena
 from headrace.arena.replica import Replica
 from headrace.length import Counters
-from headrace.testing.strategies import PROMISES, check_strategy
 from headrace.workers.center import Push, Vectors
 from headrace.workers.comm import Comm, largest, mean
 

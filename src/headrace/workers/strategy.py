@@ -19,8 +19,6 @@ class Strategy:
     A `joint` strategy makes one update of one batch, whose rows the workers share: override `totals` and `reduce`.
     Otherwise every worker updates its own replica with a batch of its own, and they agree from time to time:
     override `begin`, `after` and `agreed`. A `centered` one never waits for others: it meets them at `comm.center`.
-
-    `headrace.testing.strategies.check_strategy` tries all of it.
     """
 
     joint: ClassVar[bool] = False

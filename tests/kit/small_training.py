@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..arena.replica import Replica
-from ..data.arrays import ArrayTable
-from ..data.batch import Batch
-from ..engines.launch import launch
-from ..engines.network import Network
-from ..loss.outcome import Outcome
-from ..train.runs import Run
-from ..train.trainer import Trainer
-from ..workers.centered import Centered
-from ..workers.here import here
-from ..workers.strategy import Single, Strategy
+from headrace.arena.replica import Replica
+from headrace.data.arrays import ArrayTable
+from headrace.data.batch import Batch
+from headrace.engines.launch import launch
+from headrace.engines.network import Network
+from headrace.loss.outcome import Outcome
+from headrace.train.runs import Run
+from headrace.train.trainer import Trainer
+from headrace.workers.centered import Centered
+from headrace.workers.here import here
+from headrace.workers.strategy import Single, Strategy
 
 ROWS, BATCH, EPOCHS = 25, 4, 2  # the last batch of an epoch has no rows for some workers
 PARAMETER, STATISTIC, COUNTER = "parameter", "statistic", "counter"

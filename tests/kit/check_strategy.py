@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arena.replica import Replica
-from ..errors import CheckpointError
-from ..store.checkpoints import Store
-from ..store.codec import encode
-from ..workers.strategy import Strategy
-from .small_training import (
+from headrace.arena.replica import Replica
+from headrace.errors import CheckpointError
+from headrace.store.checkpoints import Store
+from headrace.store.codec import encode
+from headrace.testing.trial import PromiseTrial, Report
+from headrace.workers.strategy import Strategy
+from kit.small_training import (
     COUNTER,
     EPOCHS,
     PARAMETER,
@@ -31,7 +32,6 @@ from .small_training import (
     kind_of,
     loss_of,
 )
-from .trial import PromiseTrial, Report
 
 IN_MEMORY = Path("/dev/shm")  # where there is such a place, nothing waits for a disk
 CLOSE = 1e-6  # how near several workers come to one whose updates they share
