@@ -8,7 +8,7 @@ import headrace as hr
 from headrace import vision
 
 # %% 400 images of 32x32 pixels. Any table with the streams "image" and "bbox" will do: vision.coco(json, folder, size).
-drawn = vision.draw_shapes(400, size=32, most=2)
+drawn = vision.draw_shapes(400, size=32, max_shapes=2)
 table = hr.ArrayTable({"image": drawn.image, "bbox": drawn.bbox})
 train, test = hr.split(table, 0.8, 0.2, seed=0)
 augmented = hr.map(train, vision.Augment(mirror=0.5, mirror_rows=0.5))  # boxes move with their images

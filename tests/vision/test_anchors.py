@@ -19,13 +19,6 @@ def test_anchors_stand_in_the_middle_of_the_places_of_each_grid() -> None:
     assert middles[::2].tolist() == [[r, c] for r in (4, 12, 20, 28) for c in (4, 12)] + [[8, 8], [24, 8]]
 
 
-def test_rotated_anchors_have_every_angle_at_every_place() -> None:
-    anchors = vision.Anchors(strides=(8,), sizes=(1.0,), ratios=(0.25,), angles=(0.0, 1.0))
-    found = anchors(8, 16, CPU)
-    assert found.tolist() == [[4, c, phi, 8, 2] for c in (4, 12) for phi in (0, 1)]
-    assert (anchors.each, anchors.numbers) == (2, 5)
-
-
 def test_anchors_without_a_size_are_refused() -> None:
     with pytest.raises(hr.ConfigError, match=r"sizes= are numbers greater than 0, at least one, got \(\)"):
         vision.Anchors(sizes=())

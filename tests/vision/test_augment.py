@@ -1,6 +1,5 @@
 """Masks, boxes and images are moved together, by draws that belong to the rows."""
 
-import math
 from typing import Any
 
 import pytest
@@ -30,50 +29,6 @@ def marked(size: tuple[int, int] = (40, 60)) -> dict[str, Any]:
 def hull(mask: Tensor) -> list[float]:
     rows, columns = mask.nonzero().unbind(1)
     return [float(rows.min()), float(columns.min()), float(rows.max() + 1), float(columns.max() + 1)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mirror": 1.0},
-        {"mirror": 0.0, "mirror_rows": 1.0},
-        {"mirror": 0.5, "zoom": (0.6, 1.2)},
-        {"mirror": 0.5, "shift": 0.1},
-    ],
-)
-def test_boxes_masks_and_images_move_together(options: dict[str, Any]) -> None:
-    before = marked()
-    after = vision.Augment(**options)(before, draws(3))
-    for k in range(3):
-        box = after["bbox"][k, 0, :4].tolist()
-        assert hull(after["segmentation_image"][k] == 2) == pytest.approx(box, abs=1.01)
-        assert hull(after["image"][k, 0] > 0.5) == pytest.approx(box, abs=1.01)
-        assert box != before["bbox"][k, 0, :4].tolist()
-    assert (after["bbox"][:, 1, -1] == -1).all()
-
-
-def test_a_turned_box_is_the_one_around_what_was_turned() -> None:
-    after = vision.Augment(mirror=0.5, mirror_rows=0.5, turn=40, zoom=(0.5, 0.8))(marked(), draws(3))
-    for k in range(3):
-        assert hull(after["segmentation_image"][k] == 2) == pytest.approx(after["bbox"][k, 0, :4].tolist(), abs=1.6)
-
-
-def test_a_mirrored_image_is_the_image_reversed() -> None:
-    before = {"image": torch.randn(3, 2, 9, 12)}
-    after = vision.Augment(mirror=1.0)(before, draws(3))["image"]
-    torch.testing.assert_close(after, before["image"].flip(-1), rtol=0, atol=1e-5)
-
-
-def test_rotated_boxes_keep_their_shape_and_turn_with_the_image() -> None:
-    before = marked()
-    boxes = torch.tensor([[[14.0, 25, 0.0, 15, 6, 0]], [[21, 26, math.pi / 2, 9, 6, 1]], [[19, 18, 0.0, 5, 6, 2]]])
-    augment = vision.Augment(mirror=0.5, mirror_rows=0.5, turn=40, zoom=(0.5, 0.8))
-    after = augment({**before, "bbox": boxes}, draws(3))
-    plain = augment(before, draws(3))
-    found = after["bbox"][..., :5]
-    around = torch.stack([vision.rotated.hulls(box) for box in found])
-    torch.testing.assert_close(around[:, 0], plain["bbox"][:, 0, :4], rtol=0, atol=1e-3)
-    torch.testing.assert_close(found[..., 3] / found[..., 4], boxes[..., 3] / boxes[..., 4])
 
 
 def test_a_box_that_has_mostly_left_the_image_is_left_out() -> None:

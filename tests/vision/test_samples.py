@@ -26,11 +26,6 @@ def detected(**other: Any) -> Dict:
     return {"image": torch.zeros(3, 8, 12), **boxes, "bbox_label_id": [7, 5]} | other
 
 
-def rotated(**other: Any) -> Dict:
-    boxes = {"bbox_row": [4.0], "bbox_col": [6.0], "bbox_phi": [0.3], "bbox_length1": [3.0], "bbox_length2": [2.0]}
-    return {"image": torch.zeros(3, 8, 12), **boxes, "bbox_label_id": [7]} | other
-
-
 EMPTY: Dict = {"bbox_row1": [], "bbox_col1": [], "bbox_row2": [], "bbox_col2": [], "bbox_label_id": []}
 MAKERS = {"classification": classified, "segmentation": segmented, "detection": detected}
 
@@ -61,11 +56,6 @@ def test_boxes_are_rows_filled_up_with_nothing() -> None:
     assert found[1, :, -1].tolist() == [-1, -1]
     assert found[2].tolist() == [[2, 3, 8, 12, 0], [0, 0, 0, 0, -1]]
     assert schema().batch([detected(**EMPTY)])["bbox"].tolist() == [[[0, 0, 0, 0, -1]]]
-
-
-def test_rotated_boxes_have_five_numbers_and_a_class() -> None:
-    found = schema(rotated=True).batch([rotated()])["bbox"]
-    assert found[0, 0].tolist() == pytest.approx([4, 6, 0.3, 3, 2, 1])
 
 
 def test_images_of_one_channel_may_leave_it_out() -> None:
@@ -121,25 +111,6 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "nan": ("detection", detected(bbox_row1=[1.0, math.nan]), "sample 1, box 1: its numbers are not finite"),
     "counts": ("detection", detected(bbox_row1=[1.0]), "sample 1: each key of boxes .* bbox_row1: 1, bbox_col1: 2"),
 }
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_with_a_sample_is_said_with_its_number_and_key(name: str) -> None:
-    task, bad, said = BAD[name]
-    with pytest.raises(hr.DataError, match=said):
-        schema(task).batch([MAKERS[task](), bad])
-
-
-def test_negative_weights_are_refused() -> None:
-    with pytest.raises(hr.DataError, match=r"sample 0, 'weight_image'.* not negative, got -1"):
-        schema("segmentation").batch([segmented(weight_image=np.full((8, 12), -1.0))])
-
-
-def test_rotated_boxes_without_area_or_with_a_middle_outside_are_refused() -> None:
-    with pytest.raises(hr.DataError, match=r"sample 0, box 0: it has no area"):
-        schema(rotated=True).batch([rotated(bbox_length2=[0.0])])
-    with pytest.raises(hr.DataError, match="sample 0, box 0: it reaches out"):
-        schema(rotated=True).batch([rotated(bbox_row=[9.0])])
 
 
 def test_labels_that_are_given_twice_and_unknown_tasks_are_refused() -> None:

@@ -19,7 +19,7 @@ def test_the_first_images_of_many_are_those_of_few() -> None:
 
 
 def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
-    drawn = vision.draw_shapes(20, most=1, seed=3)
+    drawn = vision.draw_shapes(20, max_shapes=1, seed=3)
     for mask, label, boxes in zip(drawn.segmentation_image, drawn.image_label_id, drawn.bbox, strict=True):
         rows, columns = mask.nonzero().unbind(1)
         around = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1, label]
@@ -28,14 +28,14 @@ def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
 
 
 def test_alike_shapes_have_the_label_of_their_image() -> None:
-    drawn = vision.draw_shapes(20, most=4, seed=3, alike=True)
+    drawn = vision.draw_shapes(20, max_shapes=4, seed=3, alike=True)
     kinds = drawn.bbox[..., -1]
     assert ((kinds == drawn.image_label_id[:, None]) | (kinds == vision.NONE)).all()
     assert (kinds >= 0).sum() > 30
 
 
 def test_images_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, most=3, .*: at least 1, 16 and 1"):
+    with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, max_shapes=3, .*: at least 1, 16 and 1"):
         vision.draw_shapes(0)
     with pytest.raises(hr.ConfigError, match=r"radii=\(0.3, 0.2\)\): .* radii between 0 and a half"):
         vision.draw_shapes(1, radii=(0.3, 0.2))

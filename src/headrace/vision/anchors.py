@@ -14,36 +14,27 @@ PAIRS = 1 << 22  # of an anchor and a box that are compared at once
 
 
 class Anchors:
-    """Boxes at every place of several grids: each `sizes` · stride large, of each of `ratios` (height / width).
-
-    With `angles`, in radians, they are rotated boxes, of each of these.
-    """
+    """Boxes at every place of several grids: each `sizes` · stride large, of each of `ratios` (height / width)."""
 
     def __init__(
         self,
         strides: Sequence[int] = (4, 8, 16),
         sizes: Sequence[float] = (3.0, 4.25),
         ratios: Sequence[float] = (1.0,),
-        angles: Sequence[float] = (),
     ) -> None:
         for name, values in {"strides": strides, "sizes": sizes, "ratios": ratios}.items():
             if not values or not all(value > 0 for value in values):
                 raise ConfigError(f"{name}= are numbers greater than 0, at least one, got {values!r}.")
-        self.strides, self.sizes, self.ratios, self.angles = tuple(strides), tuple(sizes), tuple(ratios), tuple(angles)
+        self.strides, self.sizes, self.ratios = tuple(strides), tuple(sizes), tuple(ratios)
         self._known: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @property
     def each(self) -> int:
         """How many there are at a place."""
-        return len(self.sizes) * len(self.ratios) * max(1, len(self.angles))
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers a box has."""
-        return 5 if self.angles else 4
+        return len(self.sizes) * len(self.ratios)
 
     def __call__(self, height: int, width: int, device: torch.device) -> Tensor:
-        """Those of an image, of shape (anchors, 4 or 5), from the first grid to the last, and by rows in each."""
+        """Those of an image, of shape (anchors, 4), from the first grid to the last, and by rows in each."""
         key = height, width, device
         if key not in self._known:
             grids = [self._grid(stride, -(-height // stride), -(-width // stride)) for stride in self.strides]
@@ -57,13 +48,8 @@ class Anchors:
             for size in self.sizes
             for ratio in self.ratios
         ]
-        if self.angles:
-            shapes = torch.tensor([(0, 0, angle, wide, high) for high, wide in halves for angle in self.angles])
-            spots = torch.cat([places, torch.zeros(len(places), 3)], dim=1)
-        else:
-            shapes = torch.tensor([(-high, -wide, high, wide) for high, wide in halves])
-            spots = places.repeat(1, 2)
-        return (spots.unsqueeze(1) + shapes).flatten(0, 1)
+        shapes = torch.tensor([(-high, -wide, high, wide) for high, wide in halves])
+        return (places.repeat(1, 2).unsqueeze(1) + shapes).flatten(0, 1)
 
 
 class Matches(NamedTuple):
@@ -79,7 +65,7 @@ class Matches(NamedTuple):
 
 @torch.no_grad()
 def match(anchors: Tensor, boxes: Tensor, there: Tensor, positive: float = 0.5, negative: float = 0.4) -> Matches:
-    """Matches anchors (A, 4 or 5) with the boxes (images, M, the same) that are `there`, of shape (images, M).
+    """Matches anchors (A, 4) with the boxes (images, M, 4) that are `there`, of shape (images, M).
 
     An anchor is to find the box that it overlaps most if that is by at least `positive`, nothing if by less than
     `negative`. The anchors that overlap a box most are to find it in any case. Everything at once, or in few pieces.

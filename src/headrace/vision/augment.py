@@ -14,7 +14,6 @@ from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from .boxes import areas, cut_to
 from .detection import NONE, one_size
-from .rotated import corners
 
 IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bbox"
 
@@ -26,7 +25,7 @@ class Augment:
     ways; `zoom`: between these factors; `shift`: by up to this share of the size. `contrast` multiplies pixels by up to
     1 ± this, `brightness` adds up to ± this, `noise` adds normal noise of this deviation. Masks, weights of pixels and
     boxes move with the image. What comes in from outside is 0 in images and weights, and `outside` in masks. A box is
-    cut at the edges, and is left out if less than `least` of it is to be seen; a rotated one, if its middle has left.
+    cut at the edges, and is left out if less than `min_visible` of it is to be seen.
     The draws belong to the rows: the same in every repeat, and after any resume.
     """
 
@@ -44,16 +43,21 @@ class Augment:
         brightness: float = 0.0,
         noise: float = 0.0,
         outside: int = 0,
-        least: float = 0.3,
+        min_visible: float = 0.3,
     ) -> None:
         if not 0 < zoom[0] <= zoom[1]:
             raise ConfigError(f"zoom= are the least and the largest factor, greater than 0, got {zoom!r}.")
-        for name, value in {"mirror": mirror, "mirror_rows": mirror_rows, "shift": shift, "least": least}.items():
+        for name, value in {
+            "mirror": mirror,
+            "mirror_rows": mirror_rows,
+            "shift": shift,
+            "min_visible": min_visible,
+        }.items():
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name}= is between 0 and 1, got {value!r}.")
         self.mirror, self.mirror_rows, self.turn, self.zoom, self.shift = mirror, mirror_rows, turn, zoom, shift
         self.contrast, self.brightness, self.noise = contrast, brightness, noise
-        self.outside, self.least = outside, least
+        self.outside, self.min_visible = outside, min_visible
 
     def __call__(self, fields: Mapping[str, Field], draws: Draws) -> dict[str, Field]:
         image: Any = fields.get(IMAGE)
@@ -102,26 +106,12 @@ class Augment:
         boxes, labels = target[..., :-1], target[..., -1]
         half = boxes.new_tensor(size) / 2
 
-        def moved(points: Tensor) -> Tensor:
-            """Points as (images, count, 2)."""
-            return (points - half) @ matrix.mT + offset.unsqueeze(1) + half
-
-        if boxes.shape[-1] == 4:
-            r1, c1, r2, c2 = boxes.unbind(-1)
-            edges = torch.stack([r1, c1, r1, c2, r2, c1, r2, c2], -1).view(len(boxes), -1, 2)
-            points = moved(edges).view(*boxes.shape[:-1], 4, 2)
-            whole = torch.cat([points.amin(-2), points.amax(-2)], dim=-1)
-            found = cut_to(whole, int(size[0]), int(size[1]))
-            seen = areas(found) > self.least * areas(whole)
-        else:
-            middle = moved(boxes[..., :2])
-            edges = corners(boxes)
-            axis = (edges[..., 0, :] - edges[..., 1, :]) @ matrix.mT  # along the first axis, as long as the edge
-            phi = torch.atan2(-axis[..., 0], axis[..., 1])
-            factor = matrix.det().abs().sqrt().view(-1, 1, 1)
-            found = torch.cat([middle, phi.unsqueeze(-1), boxes[..., 3:] * factor], dim=-1)
-            seen = ((middle >= 0) & (middle <= 2 * half)).all(-1)
-        there = seen & (labels != NONE)
+        r1, c1, r2, c2 = boxes.unbind(-1)
+        corners = torch.stack([r1, c1, r1, c2, r2, c1, r2, c2], -1).view(len(boxes), -1, 2)
+        moved = ((corners - half) @ matrix.mT + offset.unsqueeze(1) + half).view(*boxes.shape[:-1], 4, 2)
+        uncut = torch.cat([moved.amin(-2), moved.amax(-2)], dim=-1)
+        found = cut_to(uncut, int(size[0]), int(size[1]))
+        there = (areas(found) > self.min_visible * areas(uncut)) & (labels != NONE)
         rows = torch.cat([found, labels.unsqueeze(-1)], dim=-1)
         gone = torch.zeros_like(rows)
         gone[..., -1] = NONE

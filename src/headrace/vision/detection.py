@@ -17,7 +17,7 @@ from ..loss.focal import Focal
 from ..loss.metrics import Compared
 from ..loss.objective import Objective, Terms
 from .anchors import Anchors, match
-from .boxes import areas, around, cut_to, decode, encode, suppress
+from .boxes import areas, cut_to, decode, encode, suppress
 from .networks import Backbone, Norm, enlarged
 
 RARE = 0.01  # the probability that an untrained detector gives an object at an anchor
@@ -30,7 +30,7 @@ class Detector(nn.Module):
 
     A feature pyramid over residual stages, with one head for all of its levels (Lin et al. 2017,
     https://arxiv.org/abs/1708.02002). It returns a dict of "class_logits" (images, A, classes), "box_codes" (images, A,
-    4, or 5 for rotated anchors) and "anchors" (A, the same); any model with the same outputs can be trained by
+    4) and "anchors" (A, the same); any model with the same outputs can be trained by
     `Detection`. Level k has a stride of 2ᵏ; `anchors` says which levels there are.
     """
 
@@ -58,7 +58,7 @@ class Detector(nn.Module):
         each = self.anchors.each
         self.trunk = nn.Sequential(nn.ReLU(), nn.Conv2d(features, features, 3, padding=1), nn.ReLU())
         self.class_head = nn.Conv2d(features, each * classes, 3, padding=1)
-        self.box_head = nn.Conv2d(features, each * self.anchors.numbers, 3, padding=1)
+        self.box_head = nn.Conv2d(features, each * 4, 3, padding=1)
         nn.init.constant_(self.class_head.bias, -math.log(1 / RARE - 1))  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ class Detector(nn.Module):
         levels = [self.trunk(smooth(level)) for smooth, level in zip(self.smooth, levels, strict=True)]
         return {
             "class_logits": _by_anchor([self.class_head(level) for level in levels], self.classes),
-            "box_codes": _by_anchor([self.box_head(level) for level in levels], self.anchors.numbers),
+            "box_codes": _by_anchor([self.box_head(level) for level in levels], 4),
             "anchors": self.anchors(images.shape[-2], images.shape[-1], images.device),
         }
 
@@ -82,13 +82,13 @@ def _by_anchor(levels: Sequence[Tensor], numbers: int) -> Tensor:
 class Detection(Objective):
     """Trains a detector: the focal loss of its classes and the Huber loss of its boxes, and maybe a prior.
 
-    The target is a stream of boxes (images, M, 5, or 6 for rotated ones): a box and its class, in rows of class −1
+    The target is a stream of boxes (images, M, 5): a box and its class, in rows of class −1
     nothing; `ImageSamples` makes it. It may also be a `Ragged` of boxes, as many as each image has. `focal` and `huber`
     may be any terms with the same targets: for each anchor and class 1, 0, or −1 where it is ignored; for each number
     of a code, with weights that are 0 where there is no box. Their parts in the total are `class_heads_weight` and
     `bbox_heads_weight`. An anchor that overlaps a box by `positive_iou` is to find it, one that overlaps all by less
-    than `negative_iou` is to find nothing. Predictions and metrics get `detections`, with `score`, `iou` and `most` as
-    given here.
+    than `negative_iou` is to find nothing. Predictions and metrics get `detections`, with `score`, `iou` and
+    `max_boxes` as given here.
     """
 
     splits = True
@@ -105,7 +105,7 @@ class Detection(Objective):
         negative_iou: float = 0.4,
         score: float = 0.05,
         iou: float = 0.5,
-        most: int = 100,
+        max_boxes: int = 100,
     ) -> None:
         focal = Focal(ignore_index=NONE, normalize="positives") if focal is None else focal
         huber = Huber() if huber is None else huber
@@ -115,7 +115,7 @@ class Detection(Objective):
         self.prior = prior
         self.focal.own_target, self.huber.own_target, self.huber.row_weight = "classes", "codes", "found"
         self.positive_iou, self.negative_iou = positive_iou, negative_iou
-        self.score, self.iou, self.most = score, iou, most
+        self.score, self.iou, self.max_boxes = score, iou, max_boxes
         self._target = "bbox"
         self._anchors: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
@@ -154,7 +154,7 @@ class Detection(Objective):
     def scored(self, outputs: Any) -> Tensor:
         if isinstance(outputs, Tensor):
             return outputs
-        return detections(outputs, outputs["size"], score=self.score, iou=self.iou, most=self.most)
+        return detections(outputs, outputs["size"], score=self.score, iou=self.iou, max_boxes=self.max_boxes)
 
     def _heads(self, logits: Any, codes: Any) -> list[tuple[Loss, Any]]:
         return [(self.focal, logits), (self.huber, codes)]
@@ -167,10 +167,9 @@ class Detection(Objective):
         """Raises on a box that cannot be found: done with the first batch of images of a size, and where one fails."""
         self._check_shape(target, anchors)
         boxes, label = target[..., :-1], target[..., -1]
-        hull = around(boxes)
-        outside = hull[..., 2:].amin(-1) <= 0
+        outside = boxes[..., 2:].amin(-1) <= 0
         if size is not None:
-            outside |= (hull[..., :2] >= hull.new_tensor([size[0], size[1]])).any(-1)
+            outside |= (boxes[..., :2] >= boxes.new_tensor([size[0], size[1]])).any(-1)
         problems = {
             f"its class is out of range for a model with {classes} classes, 0 to {classes - 1}, or -1 for no box": ~(
                 (label >= NONE) & (label < classes) & (label == label.round())
@@ -188,10 +187,15 @@ class Detection(Objective):
                 )
 
     def _check_shape(self, target: Tensor, anchors: Tensor) -> None:
-        if target.dim() != 3 or target.shape[-1] != anchors.shape[-1] + 1:
+        if target.dim() != 3 or target.shape[-1] != 5:
             raise DataError(
                 f"stream {self._target!r} has rows of shape {list(target.shape[1:])}, expected boxes and their "
-                f"classes, [boxes, {anchors.shape[-1] + 1}]. Use vision.ImageSamples, or other anchors."
+                "classes, [boxes, 5]. Use vision.ImageSamples."
+            )
+        if anchors.shape[-1] != 4:
+            raise ConfigError(
+                f"the model's 'anchors' have the shape {list(anchors.shape)}, expected [anchors, 4]: row1, col1, row2, "
+                "col2."
             )
 
     def _goals(self, batch: Batch, anchors: Tensor, classes: int) -> Batch:
@@ -229,9 +233,9 @@ def _output(outputs: Any, key: str) -> Tensor:
 
 @torch.no_grad()
 def detections(
-    outputs: Mapping[str, Any], size: Sequence[int], *, score: float = 0.05, iou: float = 0.5, most: int = 100
+    outputs: Mapping[str, Any], size: Sequence[int], *, score: float = 0.05, iou: float = 0.5, max_boxes: int = 100
 ) -> Tensor:
-    """The boxes that the outputs of a detector stand for: (images, `most`, 6, or 7 for rotated ones).
+    """The boxes that the outputs of a detector stand for: (images, `max_boxes`, 6).
 
     Each row is a box, its score and its class, the best first; rows of class −1 hold none. Boxes with a score under
     `score` are left out, and those that overlap a better one of their class by more than `iou`. `size` is that of the
@@ -239,17 +243,17 @@ def detections(
     """
     scores, codes, anchors = outputs["class_logits"].sigmoid(), outputs["box_codes"], outputs["anchors"]
     images, _, classes = scores.shape
-    best, places = scores.flatten(1).topk(min(most * 4, scores[0].numel()), dim=1)
+    best, places = scores.flatten(1).topk(min(max_boxes * 4, scores[0].numel()), dim=1)
     anchor, labels = places.div(classes, rounding_mode="floor"), places % classes
     own = codes.gather(1, anchor.unsqueeze(-1).expand(-1, -1, codes.shape[-1]))
     boxes = cut_to(decode(own, anchors[anchor]), *size)
     stays = suppress(boxes, labels, best >= score, iou)
-    order = (~stays).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    order = (~stays).to(torch.uint8).argsort(dim=1, stable=True)[:, :max_boxes]
     rows = torch.cat([boxes, best.unsqueeze(-1), labels.unsqueeze(-1).to(boxes.dtype)], dim=-1)
     rows = rows.gather(1, order.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
     rows = torch.where(stays.gather(1, order).unsqueeze(-1), rows, nothing(1, rows.shape[-1], rows))
-    if rows.shape[1] < most:
-        rows = torch.cat([rows, nothing(most - rows.shape[1], rows.shape[-1], rows).expand(images, -1, -1)], dim=1)
+    if rows.shape[1] < max_boxes:
+        rows = torch.cat([rows, nothing(max_boxes - rows.shape[1], rows.shape[-1], rows).expand(images, -1, -1)], dim=1)
     return rows
 
 

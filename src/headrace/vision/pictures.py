@@ -19,7 +19,6 @@ from ..watch.info import Info
 from ..watch.tensorboard import PICTURES, drop_pictures, write_picture
 from .augment import IMAGE
 from .detection import NONE
-from .rotated import corners
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,7 +40,7 @@ GAP, GROUND = 6, (255, 255, 255)
 def draw(image: Tensor, answer: Tensor, classes: Sequence[str] = (), *, score: float | None = None) -> Image.Image:
     """An image (channels, rows, columns) with an answer to it, as a picture of Pillow.
 
-    The answer is a class, a class at each pixel, (rows, columns), or boxes with their classes, (boxes, 5 or 6); with
+    The answer is a class, a class at each pixel, (rows, columns), or boxes with their classes, (boxes, 5); with
     `score`, they are detections, which have a score before the class, and those of a lower one are left out. What is of
     class −1 is none.
     """
@@ -136,17 +135,12 @@ def _beside(lines: Sequence[Sequence[Image.Image]]) -> Image.Image:
 
 def _draw_box(pen: Any, box: Tensor, factor: int, classes: Sequence[str], least: float | None) -> None:
     label, text = int(box[-1]), _name(int(box[-1]), classes)
-    numbers = box[:-1] if least is None else box[:-2]
     if least is not None:
         text += f" {float(box[-2]):.2f}"
         if box[-2] < least:
             return
-    if len(numbers) == 4:
-        r1, c1, r2, c2 = numbers.tolist()
-        points = [[r1, c1], [r1, c2], [r2, c2], [r2, c1]]
-    else:
-        points = corners(numbers).tolist()
-    place = [(column * factor, row * factor) for row, column in points]
+    r1, c1, r2, c2 = (number * factor for number in box[:4].tolist())
+    place = [(c1, r1), (c2, r1), (c2, r2), (c1, r2)]
     pen.line([*place, place[0]], fill=_colour(label), width=2)
     pen.text(min(place), text, fill=_colour(label), stroke_width=1, stroke_fill=(0, 0, 0))
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError, unknown
-from .boxes import areas, around
+from .boxes import areas
 from .detection import NONE, nothing
 
 Task = Literal["classification", "segmentation", "detection"]
-PARALLEL = ("bbox_row1", "bbox_col1", "bbox_row2", "bbox_col2")
-ROTATED = ("bbox_row", "bbox_col", "bbox_phi", "bbox_length1", "bbox_length2")
+NUMBERS = ("bbox_row1", "bbox_col1", "bbox_row2", "bbox_col2")
 TARGETS: dict[str, str] = {
     "classification": "image_label_id",
     "segmentation": "segmentation_image",
@@ -29,11 +28,10 @@ class ImageSamples:
 
     Every sample is a dict with `image`, (channels, height, width), or (height, width) of one channel, and, by the task,
     `image_label_id`, `segmentation_image` (and maybe `weight_image`), or the numbers of its boxes, each as a list with
-    one for every box: `bbox_row1`, `bbox_col1`, `bbox_row2`, `bbox_col2`, or, `rotated`, `bbox_row`, `bbox_col`,
-    `bbox_phi`, `bbox_length1`, `bbox_length2`; and `bbox_label_id`. Other keys are left alone. `class_ids` are the
-    labels that may occur, in the order of the model's classes; 0, 1, … up to their number if that is given. Labels
-    among `ignore_class_ids` become `NONE`, −1: give that to the loss as `ignore_index`. Images are taken as they are,
-    as float32.
+    one for every box: `bbox_row1`, `bbox_col1`, `bbox_row2`, `bbox_col2`, and `bbox_label_id`. Other keys are left
+    alone. `class_ids` are the labels that may occur, in the order of the model's classes; 0, 1, … up to their number if
+    that is given. Labels among `ignore_class_ids` become `NONE`, −1: give that to the loss as `ignore_index`. Images are
+    taken as they are, as float32.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class ImageSamples:
         channels: int = 3,
         size: tuple[int, int] | None = None,
         ignore_class_ids: Sequence[int] = (),
-        rotated: bool = False,
     ) -> None:
         if task not in TARGETS:
             raise ConfigError(unknown("task", task, list(TARGETS)))
@@ -62,7 +59,7 @@ class ImageSamples:
                 f"class_ids={list(self.class_ids)} and ignore_class_ids={list(ignore_class_ids)} are different labels, "
                 "at least one of them a class."
             )
-        self.task, self.channels, self.size, self.rotated = task, channels, size, rotated
+        self.task, self.channels, self.size = task, channels, size
         ids = torch.tensor([*self.class_ids, *self.ignore_class_ids], dtype=torch.int64)
         self._sorted, order = ids.sort()
         self._classes = torch.tensor([*range(len(self.class_ids)), *[NONE] * len(self.ignore_class_ids)])[order]
@@ -77,11 +74,7 @@ class ImageSamples:
         """What every sample has to have."""
         if self.task != "detection":
             return "image", self.target
-        return "image", *self._numbers, "bbox_label_id"
-
-    @property
-    def _numbers(self) -> tuple[str, ...]:
-        return ROTATED if self.rotated else PARALLEL
+        return "image", *NUMBERS, "bbox_label_id"
 
     def batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """The batch of these samples; raises on what is wrong with one, by its number and key."""
@@ -152,10 +145,10 @@ class ImageSamples:
         return self._classes[place]
 
     def _boxes(self, samples: Sequence[Mapping[str, Any]], size: Sequence[int]) -> Tensor:
-        """The boxes of all samples with their classes, (samples, most boxes of one, 5 or 6), filled up with nothing."""
+        """The boxes of all samples with their classes, (samples, most boxes of one, 5), filled up with nothing."""
         rows = []
         for k, sample in enumerate(samples):
-            columns = {key: _tensor(k, key, sample[key]).reshape(-1) for key in (*self._numbers, "bbox_label_id")}
+            columns = {key: _tensor(k, key, sample[key]).reshape(-1) for key in (*NUMBERS, "bbox_label_id")}
             counts = {key: len(column) for key, column in columns.items()}
             if len(set(counts.values())) > 1:
                 listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
@@ -164,14 +157,10 @@ class ImageSamples:
             boxes = torch.stack([column.float() for column in columns.values()], dim=-1)
             self._check_boxes(k, boxes, size)
             rows.append(torch.cat([boxes, labels.float().unsqueeze(-1)], dim=-1)[labels != NONE])
-        return padded(rows, len(self._numbers) + 1)
+        return padded(rows, len(NUMBERS) + 1)
 
     def _check_boxes(self, k: int, boxes: Tensor, size: Sequence[int]) -> None:
-        hull = around(boxes)
-        limits = hull.new_tensor([size[0], size[1]])
-        middle = (hull[:, :2] + hull[:, 2:]) / 2
-        inside = (hull >= 0).all(-1) & (hull[:, 2:] <= limits).all(-1) if not self.rotated else (middle >= 0).all(-1)
-        inside &= (middle <= limits).all(-1)
+        inside = (boxes >= 0).all(-1) & (boxes[:, 2:] <= boxes.new_tensor([size[0], size[1]])).all(-1)
         problems = {
             "its numbers are not finite": ~boxes.isfinite().all(-1),
             "it has no area": ~(areas(boxes) > 0),
@@ -180,7 +169,7 @@ class ImageSamples:
         for problem, found in problems.items():
             if found.any():
                 box = int(found.nonzero()[0])
-                numbers = ", ".join(f"{key}={x:g}" for key, x in zip(self._numbers, boxes[box].tolist(), strict=True))
+                numbers = ", ".join(f"{key}={x:g}" for key, x in zip(NUMBERS, boxes[box].tolist(), strict=True))
                 raise DataError(f"sample {k}, box {box}: {problem} ({numbers}). Cut it to the image, or drop it.")
 
 

@@ -40,7 +40,7 @@ class MeanAveragePrecision:
         boxes = one_size(boxes)
         if detections.dim() != 3 or boxes.dim() != 3 or detections.shape[-1] != boxes.shape[-1] + 1:
             raise DataError(
-                f"expected detections (images, D, 6 or 7) and boxes (images, M, 5 or 6), got {list(detections.shape)} "
+                f"expected detections (images, D, 6) and boxes (images, M, 5), got {list(detections.shape)} "
                 f"and {list(boxes.shape)}."
             )
         labels, scores, wanted = detections[..., -1].long(), detections[..., -2], boxes[..., -1].long()

@@ -24,7 +24,7 @@ class Shapes:
     segmentation_image: Tensor
     """(images, size, size): 0 the ground, else one more than the kind of the shape that is seen."""
     bbox: Tensor
-    """(images, `most`, 5): row1, col1, row2, col2 of what is seen of each shape, and its kind; of kind −1 nothing."""
+    """(images, `max_shapes`, 5): row1, col1, row2, col2 of what is seen of a shape, and its kind; of kind −1 nothing."""
 
 
 def draw_shapes(
@@ -32,26 +32,26 @@ def draw_shapes(
     size: int = 64,
     *,
     seed: int = 0,
-    most: int = 3,
+    max_shapes: int = 3,
     noise: float = 0.1,
     alike: bool = False,
     radii: tuple[float, float] = (0.11, 0.25),
 ) -> Shapes:
-    """Draws images of 1 to `most` shapes of several sizes and contrasts, turned, over each other, and with noise.
+    """Draws images of 1 to `max_shapes` shapes of several sizes and contrasts, turned, over each other, and with noise.
 
     `radii` are those of the smallest and the largest, as shares of the size. `alike`: those of an image are of one
     kind. Of a shape that others hide to less than a third there is no box.
     """
-    if count < 1 or most < 1 or size < 16 or not 0 < radii[0] <= radii[1] < 0.5:
+    if count < 1 or max_shapes < 1 or size < 16 or not 0 < radii[0] <= radii[1] < 0.5:
         raise ConfigError(
-            f"draw_shapes(count={count}, size={size}, most={most}, radii={radii}): at least 1, 16 and 1 are needed, "
-            "and radii between 0 and a half."
+            f"draw_shapes(count={count}, size={size}, max_shapes={max_shapes}, radii={radii}): at least 1, 16 and 1 "
+            "are needed, and radii between 0 and a half."
         )
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:size, :size].astype(np.float32) + 0.5
     images = np.empty((count, 1, size, size), np.float32)
     labels, masks = np.empty(count, np.int64), np.zeros((count, size, size), np.int64)
-    boxes = np.zeros((count, most, 5), np.float32)
+    boxes = np.zeros((count, max_shapes, 5), np.float32)
     boxes[:, :, 4] = -1
     for k in range(count):
         slope = random.normal(0, 0.2, 2)
@@ -59,7 +59,7 @@ def draw_shapes(
         owner = np.full((size, size), -1)
         drawn = []
         only = int(random.integers(len(NAMES)))
-        for number in range(random.integers(1, most + 1)):
+        for number in range(random.integers(1, max_shapes + 1)):
             kind = only if alike else int(random.integers(len(NAMES)))
             radius = size * random.uniform(*radii)
             middle = random.uniform(radius, size - radius, 2)

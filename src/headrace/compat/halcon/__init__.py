@@ -43,8 +43,8 @@ def create_dl_model(
     """A model of 'classification', 'segmentation' or 'detection' that learns from scratch.
 
     `class_ids` are the labels, or their number. `gen_params` are those of `set_dl_model_param`; for segmentation
-    `ignore_class_ids`, too, and for detection `instance_type` ('rectangle1', 'rectangle2'), `class_weights`,
-    `bbox_heads_weight`, `class_heads_weight` and `anchor_angles`. `network` is one of your own with the outputs of
+    `ignore_class_ids`, too, and for detection `instance_type` ('rectangle1'), `class_weights`, `bbox_heads_weight` and
+    `class_heads_weight`. `network` is one of your own with the outputs of
     `vision.ImageClassifier`, `vision.Segmenter` or `vision.Detector`.
     """
     hint("halcon.create_dl_model", "vision.ImageClassifier, vision.Segmenter or vision.Detector, and hr.Trainer")

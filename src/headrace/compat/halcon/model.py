@@ -20,7 +20,7 @@ from ...loss.elements import Huber, L2Prior
 from ...loss.focal import Focal
 from ...store.disk import write_file
 from ...train.trainer import Trainer
-from ...vision import NONE, Anchors, Detection, Detector, ImageClassifier, ImageSamples, Segmenter
+from ...vision import NONE, Detection, Detector, ImageClassifier, ImageSamples, Segmenter
 from ..hints import hint
 from .native import not_offered
 from .parameters import DEFAULTS, FRESH, OF_DETECTION, checked
@@ -155,9 +155,8 @@ class HDlModel:
         self._params = dict(params)
         kind, ids, channels = params["type"], params["class_ids"], params["image_num_channels"]
         size = params["image_height"], params["image_width"]
-        rotated = params.get("instance_type") == "rectangle2"
         ignored = params.get("ignore_class_ids", [])
-        self._samples = ImageSamples(kind, ids, channels=channels, size=size, ignore_class_ids=ignored, rotated=rotated)
+        self._samples = ImageSamples(kind, ids, channels=channels, size=size, ignore_class_ids=ignored)
         self._prior = L2Prior(params["weight_prior"])
         if kind == "detection":
             if max(params["class_weights"], default=0) > 1:
@@ -170,8 +169,7 @@ class HDlModel:
             self._objective: Any = Detection(focal, _SumOfHuber(0.11, name="huber"), self._prior, **shares)
             terms: list[Loss] = [self._objective.focal, self._objective.huber, self._prior]
             self._terms = {term.name: term for term in terms}
-            angles = params["anchor_angles"] if rotated else ()
-            self._network = network or Detector(len(ids), channels, anchors=Anchors(angles=angles))
+            self._network = network or Detector(len(ids), channels)
         else:
             places: dict[str, Any] = {"ignore_index": NONE, "weight": "weight_image"} if kind == "segmentation" else {}
             self._objective = CrossEntropy(normalize="classes", **places) + self._prior
@@ -206,7 +204,7 @@ class HDlModel:
         prior.coefficient = params["weight_prior"]
         if params["type"] == "detection":
             self._objective.score, self._objective.iou = params["min_confidence"], params["max_overlap"]
-            self._objective.most = params["max_num_detections"]
+            self._objective.max_boxes = params["max_num_detections"]
         else:
             entropy = next(term for term in self._terms.values() if isinstance(term, CrossEntropy))
             weights = params["class_weights"]  # over their mean, so that equal ones change nothing

@@ -33,7 +33,6 @@ MADE_WITH: dict[str, dict[str, Any]] = {
         "instance_type": "rectangle1",
         "bbox_heads_weight": 1.0,
         "class_heads_weight": 1.0,
-        "anchor_angles": [0.0],
     },
 }
 """What a model of a type is made with besides its classes and images, and keeps."""
@@ -69,7 +68,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("min_confidence", "max_overlap"), ("a number from 0 to 1", lambda v: _real(v) and v <= 1)),
     "solver_type": ("'sgd' or 'adam'", ("sgd", "adam").__contains__),
     "runtime": ("'cpu' or 'gpu'", ("cpu", "gpu").__contains__),
-    "instance_type": ("'rectangle1' or 'rectangle2'", ("rectangle1", "rectangle2").__contains__),
+    "instance_type": ("'rectangle1': boxes along rows and columns", ("rectangle1",).__contains__),
 }
 
 
