@@ -30,8 +30,8 @@ class ImageSamples:
     `image_label_id`, `segmentation_image` (and maybe `weight_image`), or the numbers of its boxes, each as a list with
     one for every box: `bbox_row1`, `bbox_col1`, `bbox_row2`, `bbox_col2`, and `bbox_label_id`. Other keys are left
     alone. `class_ids` are the labels that may occur, in the order of the model's classes; 0, 1, … up to their number if
-    that is given. Labels among `ignore_class_ids` become `NONE`, −1: give that to the loss as `ignore_index`. Images are
-    taken as they are, as float32.
+    that is given. Labels among `ignore_class_ids` become `NONE`, −1: give that to the loss as `ignore_index`. Images
+    are taken as they are, as float32.
     """
 
     def __init__(

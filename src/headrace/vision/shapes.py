@@ -24,7 +24,7 @@ class Shapes:
     segmentation_image: Tensor
     """(images, size, size): 0 the ground, else one more than the kind of the shape that is seen."""
     bbox: Tensor
-    """(images, `max_shapes`, 5): row1, col1, row2, col2 of what is seen of a shape, and its kind; of kind −1 nothing."""
+    """(images, `max_shapes`, 5): row1, col1, row2, col2 of what is seen of a shape, its kind; of kind −1 nothing."""
 
 
 def draw_shapes(

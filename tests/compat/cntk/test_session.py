@@ -327,28 +327,3 @@ def test_every_checkpoint_leads_to_the_same_weights(make: Make, tmp_path: Path) 
         for end in ("", ".ckp"):
             (there / f"saved{number}{end}").write_bytes((tmp_path / "whole" / f"saved{number}{end}").read_bytes())
         assert np.array_equal(weights(there.name), whole)
-
-
-# --- by calling a criterion ---------------------------------------------------------------------------------------
-
-
-def test_a_criterion_may_be_trained_and_tested_by_calling_it() -> None:
-    numbers = np.random.default_rng(0)
-    labels = numbers.integers(0, 2, 250)
-    x = ((numbers.standard_normal((250, 2)) + 3) * (labels[:, None] + 1)).astype(np.float32)
-    y = np.eye(2, dtype=np.float32)[labels]
-    torch.manual_seed(0)
-    model = C.layers.Dense(2, activation=None)
-
-    @C.Function.with_signature(C.layers.Tensor[2], C.layers.Tensor[2])
-    def criterion(data: Any, label: Any) -> Any:
-        z = model(data)
-        return C.cross_entropy_with_softmax(z, label), C.classification_error(z, label)
-
-    learner = C.sgd(model.parameters, 0.1)
-    found = criterion.train((x, y), minibatch_size=25, max_epochs=2, epoch_size=125, parameter_learners=[learner])
-    assert [each.samples for each in found.epoch_summaries] == [125, 125]
-    assert found.epoch_summaries[1].loss < found.epoch_summaries[0].loss < 3
-    tested = criterion.test((x, y), minibatch_size=100)
-    assert tested.samples == 250
-    assert 0 <= tested.metric < 0.5

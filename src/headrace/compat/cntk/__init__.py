@@ -21,7 +21,7 @@ from . import ops as ops
 from . import sequence as sequence
 from . import train as train
 from . import variables as variables
-from ._native import not_offered as _not_offered
+from ._native import lookup as _lookup_in
 from .axis import Axis as Axis
 from .core import NDArrayView as NDArrayView
 from .core import Value as Value
@@ -54,10 +54,7 @@ from .variables import Record as Record
 from .variables import Variable as Variable
 
 __version__ = "2.7"
-_MODEL = "Make the model again and restore its parameters: Trainer.restore_from_checkpoint(name), or z.restore(name)."
-user_function = _not_offered("user_function", "Write it with the operations that are there.")
-load_model = _not_offered("load_model", _MODEL)
-debugging = _not_offered("debugging", "Use Python's debugger: graphs are computed step by step by torch.")
+_lookup = _lookup_in("")
 _SHARED = (ops, losses, metrics, learners, initializer)
 
 
@@ -65,7 +62,7 @@ def __getattr__(name: str) -> Any:
     for module in _SHARED:
         if not name.startswith("_") and hasattr(module, name):
             return getattr(module, name)
-    raise AttributeError(f"module 'cntk' has no attribute {name!r} that is offered; see docs/compatibility.md")
+    return _lookup(name)
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,12 @@
 """Names of CNTK's lower layer that programs import."""
 
-from ._native import not_offered
+from ._native import lookup
 from .learners.schedules import MinibatchSizeSchedule, ParameterSchedule
 from .logging.progress import ProgressWriter as ProgressWriter
 from .variables import InferredDimension as InferredDimension
 
 minibatch_size_schedule, training_double_parameter_schedule = MinibatchSizeSchedule, ParameterSchedule
-MinibatchSourceConfig = not_offered("cntk_py.MinibatchSourceConfig", "Make the MinibatchSource itself.")
-to_dictionary = not_offered("cntk_py.to_dictionary", "A source is made of its deserializers at once.")
+__getattr__ = lookup("cntk_py")
 
 
 def set_fixed_random_seed(value: int) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._native import not_offered
+from ._native import lookup
 from .ops.elementwise import element_times, elementwise, log, minus, plus
 from .ops.elementwise import square as _square
 from .ops.functions import Function
@@ -84,9 +84,4 @@ def cosine_distance(x: Any, y: Any, name: str = "") -> Function:
     return _over_axis("CosDistance", cosine, x, y, -1, name)
 
 
-_THERE = "Write it with the operations that are there, or natively as an hr.Objective."
-cosine_distance_with_negative_samples = not_offered("cosine_distance_with_negative_samples", _THERE)
-edit_distance_error = not_offered("edit_distance_error", _THERE)
-fmeasure = not_offered("losses.fmeasure", "Natively metrics=['f1'].")
-lambda_rank = not_offered("lambda_rank", _THERE)
-nce_loss = not_offered("nce_loss", _THERE)
+__getattr__ = lookup("losses")

@@ -1,11 +1,10 @@
 """Operations along sequences, by CNTK's names."""
 
-from ._native import not_offered
+from ._native import lookup
 from .ops.sequence import broadcast_as as broadcast_as
 from .ops.sequence import delay as delay
 from .ops.sequence import first as first
 from .ops.sequence import future_value as future_value
-from .ops.sequence import gather as gather
 from .ops.sequence import input as input
 from .ops.sequence import input_variable as input_variable
 from .ops.sequence import is_first as is_first
@@ -16,10 +15,5 @@ from .ops.sequence import reduce_max as reduce_max
 from .ops.sequence import reduce_sum as reduce_sum
 from .ops.sequence import slice as slice
 from .ops.sequence import softmax as softmax
-from .ops.sequence import where as where
 
-_THERE = "Write it with the operations that are there, or as a torch module of a headrace Trainer."
-scatter = not_offered("sequence.scatter", _THERE)
-unpack = not_offered("sequence.unpack", _THERE)
-window = not_offered("sequence.window", _THERE)
-reduce_concat_pairs = not_offered("sequence.reduce_concat_pairs", _THERE)
+__getattr__ = lookup("sequence")

@@ -156,8 +156,6 @@ class Parameter(Variable):
             dtype = _own_dtype(init)
         super().__init__(shape, dtype, needs_gradient=True, dynamic_axes=(), name=name)
         self.init = 0.0 if init is None else init if array is None else array
-        self.user: Any = None
-        """What has its tensor at work in vectors, if anything."""
         self._tensor: nn.Parameter | None = None
         self._device = chosen(device)
         if all(size >= 0 for size in self.shape):

@@ -1,14 +1,8 @@
 """Data by CNTK's names: sources, deserializers, streams."""
 
+from .._native import lookup
 from . import transforms as transforms
-from .deserializers import Base64ImageDeserializer as Base64ImageDeserializer
-from .deserializers import CBFDeserializer as CBFDeserializer
 from .deserializers import CTFDeserializer as CTFDeserializer
-from .deserializers import HTKFeatureDeserializer as HTKFeatureDeserializer
-from .deserializers import HTKMLFBinaryDeserializer as HTKMLFBinaryDeserializer
-from .deserializers import HTKMLFDeserializer as HTKMLFDeserializer
-from .deserializers import ImageDeserializer as ImageDeserializer
-from .deserializers import LatticeDeserializer as LatticeDeserializer
 from .deserializers import UserDeserializer as UserDeserializer
 from .memory import MinibatchSourceFromData as MinibatchSourceFromData
 from .memory import UserMinibatchSource as UserMinibatchSource
@@ -23,3 +17,5 @@ from .streams import StreamDefs as StreamDefs
 from .streams import StreamInformation as StreamInformation
 from .text import _is_tensor as _is_tensor
 from .text import sequence_to_cntk_text_format as sequence_to_cntk_text_format
+
+__getattr__ = lookup("io")

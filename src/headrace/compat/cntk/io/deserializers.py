@@ -14,7 +14,7 @@ from ....data.ragged import Ragged
 from ....data.source import Table
 from ....errors import ConfigError, SourceError
 from ....formats.table import open_ctf
-from .._native import hint, not_offered
+from .._native import hint
 from ..core import is_scipy, offsets_of, sequences_of
 from ..variables import as_shape
 from .streams import StreamInformation
@@ -215,14 +215,3 @@ def corpus_of(deserializers: Any, keep: int) -> Corpus:
     if wrong := [each for each in listed if not isinstance(each, CTFDeserializer)]:
         raise ConfigError(f"a MinibatchSource reads CTFDeserializers or a UserDeserializer, got {wrong[0]!r}.")
     return TextCorpus(listed)
-
-
-_IMAGES = "Write a UserDeserializer, or natively an hr.Table or a torch Dataset of images."
-_TEXT = "Write a UserDeserializer, or natively an hr.Table."
-CBFDeserializer = not_offered("io.CBFDeserializer", "Keep the text file: CTFDeserializer caches what it has parsed.")
-ImageDeserializer = not_offered("io.ImageDeserializer", _IMAGES)
-Base64ImageDeserializer = not_offered("io.Base64ImageDeserializer", _IMAGES)
-HTKFeatureDeserializer = not_offered("io.HTKFeatureDeserializer", _TEXT)
-HTKMLFDeserializer = not_offered("io.HTKMLFDeserializer", _TEXT)
-HTKMLFBinaryDeserializer = not_offered("io.HTKMLFBinaryDeserializer", _TEXT)
-LatticeDeserializer = not_offered("io.LatticeDeserializer", _TEXT)

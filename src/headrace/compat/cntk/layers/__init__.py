@@ -1,5 +1,6 @@
 """Layers by CNTK's names."""
 
+from .._native import lookup
 from ..default_options import default_options as default_options
 from ..default_options import default_options_for as default_options_for
 from . import typing as typing
@@ -17,37 +18,20 @@ from .blocks import identity as identity
 from .higher import Delay as Delay
 from .higher import Fold as Fold
 from .higher import For as For
-from .higher import PastValueWindow as PastValueWindow
 from .higher import Recurrence as Recurrence
 from .higher import RecurrenceFrom as RecurrenceFrom
-from .higher import ResNetBlock as ResNetBlock
 from .higher import Sequential as Sequential
-from .higher import SequentialClique as SequentialClique
-from .higher import UnfoldFrom as UnfoldFrom
 from .layers import Activation as Activation
-from .layers import AttentionModel as AttentionModel
-from .layers import AveragePooling as AveragePooling
-from .layers import BatchNormalization as BatchNormalization
-from .layers import Convolution as Convolution
-from .layers import Convolution1D as Convolution1D
-from .layers import Convolution2D as Convolution2D
-from .layers import Convolution3D as Convolution3D
-from .layers import ConvolutionTranspose as ConvolutionTranspose
-from .layers import ConvolutionTranspose1D as ConvolutionTranspose1D
-from .layers import ConvolutionTranspose2D as ConvolutionTranspose2D
-from .layers import ConvolutionTranspose3D as ConvolutionTranspose3D
 from .layers import Dense as Dense
 from .layers import Dropout as Dropout
 from .layers import Embedding as Embedding
-from .layers import GlobalAveragePooling as GlobalAveragePooling
-from .layers import GlobalMaxPooling as GlobalMaxPooling
 from .layers import Label as Label
 from .layers import LayerNormalization as LayerNormalization
-from .layers import MaxPooling as MaxPooling
-from .layers import MaxUnpooling as MaxUnpooling
 from .typing import ParameterTensor as ParameterTensor
 from .typing import Sequence as Sequence
 from .typing import SequenceOver as SequenceOver
 from .typing import SparseTensor as SparseTensor
 from .typing import Tensor as Tensor
 from .typing import tensor as tensor
+
+__getattr__ = lookup("layers")

@@ -3,15 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from .._native import hint, not_offered
+from .._native import hint
 from ..default_options import default_override_or, get_default_override
-from ..ops.elementwise import plus
 from ..ops.functions import Layer
 from ..ops.recurrent import recurrence
 from ..ops.sequence import delay as _delay
 from ..ops.sequence import first as _first
 from ..ops.sequence import last as _last
-from ..ops.tensors import splice
 from ..variables import Variable, as_shape
 
 
@@ -38,26 +36,6 @@ def For(what_range: Any, constructor: Callable[..., Any], name: str = "") -> Lay
     """A chain of the layers that a function makes for every number of a range."""
     takes = bool(Layer.parameters_of(constructor))
     return Sequential([constructor(k) if takes else constructor() for k in what_range], name)
-
-
-def SequentialClique(functions: Any, name: str = "") -> Layer:
-    """A chain in which every layer gets the sum of the input and of all outputs before it."""
-
-    def clique(x: Any) -> Any:
-        for function in functions:
-            x = plus(x, function(x))
-        return x
-
-    return Layer(clique, name, op_name="SequentialClique")
-
-
-def ResNetBlock(f: Any, name: str = "") -> Layer:
-    """f(x) + x."""
-
-    def block(x: Any) -> Any:
-        return plus(f(x), x)
-
-    return Layer(block, name, op_name="ResNetBlock")
 
 
 def _states(step: Any, initial: Any, inputs: int = 1) -> tuple[list[Any], list[Any]]:
@@ -154,21 +132,3 @@ def Delay(T: int = 1, initial_state: Any = default_override_or(0), name: str = "
         return _delay(x, initial, T)
 
     return Layer(delay, name, op_name="Delay")
-
-
-def PastValueWindow(window_size: int, axis: Any, go_backwards: Any = False, name: str = "") -> Layer:
-    """The last items of every sequence, joined along an axis, and which of them are there."""
-    return Layer(not_offered("layers.PastValueWindow", "Use C.sequence.past_value and C.splice."), name)
-
-
-def BiRecurrence(forward: Any, backward: Any) -> Layer:
-    """Two recurrences, one from each end, joined."""
-
-    def both(x: Any) -> Any:
-        return splice(Recurrence(forward)(x), Recurrence(backward, go_backwards=True)(x))
-
-    return Layer(both, op_name="BiRecurrence")
-
-
-_THERE = "Natively write the loop as a torch module."
-UnfoldFrom = not_offered("layers.UnfoldFrom", _THERE)

@@ -1,10 +1,13 @@
 """Learners by CNTK's names: update rules, and the schedules of their settings."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from .._native import hint, not_offered
+from .._native import hint, lookup
 from . import rules
 from .learner import Learner as Learner
 from .learner import UserLearner as UserLearner
@@ -23,7 +26,7 @@ from .schedules import training_parameter_schedule as training_parameter_schedul
 _gain = [True]
 _means = [False]
 _VARIANCE = 0.9999986111120757
-universal = not_offered("universal", "Derive from UserLearner, or natively from torch.optim.Optimizer.")
+__getattr__ = lookup("learners")
 
 
 def default_unit_gain_value() -> bool:
@@ -80,6 +83,33 @@ class _Options:
         return _inferred(value, self.size, self.epoch_size)
 
 
+_COMMON = list(inspect.signature(_Options).parameters.values())
+_LATE = [each.name for each in _COMMON].index("minibatch_size")  # what adam alone has comes before these
+
+
+def _learner(native: str) -> Callable[[Callable[..., Learner]], Callable[..., Learner]]:
+    """Makes a learner's function of its own settings alone: it takes what all learners take, in CNTK's order."""
+
+    def wrap(make: Callable[..., Learner]) -> Callable[..., Learner]:
+        own = list(inspect.signature(make).parameters.values())[1:]
+        late = [each.replace(kind=each.POSITIONAL_OR_KEYWORD) for each in own if each.kind is each.KEYWORD_ONLY]
+        first = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+        signature = inspect.Signature([*first, *_COMMON[:_LATE], *late, *_COMMON[_LATE:]], return_annotation=Learner)
+
+        @wraps(make)
+        def learner(*given: Any, **named: Any) -> Learner:
+            hint(make.__name__, native)
+            bound = signature.bind(*given, **named)
+            bound.apply_defaults()
+            options = _Options(**{each.name: bound.arguments.pop(each.name) for each in _COMMON})
+            return make(options, **bound.arguments)
+
+        learner.__signature__ = signature  # type: ignore[attr-defined]
+        return learner
+
+    return wrap
+
+
 def _gain_of(given: bool | None) -> bool:
     return _gain[0] if given is None else bool(given)
 
@@ -88,232 +118,70 @@ def _variance(given: Any) -> Any:
     return momentum_schedule_per_sample(_VARIANCE) if given is None else given
 
 
-def sgd(
-    parameters: Any,
-    lr: Any,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
-) -> Learner:
+@_learner("torch.optim.SGD")
+def sgd(options: _Options, parameters: Any, lr: Any) -> Learner:
     """Stochastic gradient descent."""
-    hint("sgd", "torch.optim.SGD")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
     return rules.SGDLearner(parameters, options.rate(lr), **options.named)
 
 
-def momentum_sgd(
-    parameters: Any,
-    lr: Any,
-    momentum: Any,
-    unit_gain: bool | None = None,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
-) -> Learner:
+@_learner("torch.optim.SGD(momentum=)")
+def momentum_sgd(options: _Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None) -> Learner:
     """Gradient descent with momentum."""
-    hint("momentum_sgd", "torch.optim.SGD(momentum=)")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
-    return rules.MomentumSGDLearner(
-        parameters, options.rate(lr), options.schedule(momentum), _gain_of(unit_gain), **options.named
-    )
+    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain)
+    return rules.MomentumSGDLearner(parameters, *own, **options.named)
 
 
-def nesterov(
-    parameters: Any,
-    lr: Any,
-    momentum: Any,
-    unit_gain: bool | None = None,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
-) -> Learner:
+@_learner("torch.optim.SGD(momentum=, nesterov=True)")
+def nesterov(options: _Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None) -> Learner:
     """Gradient descent with Nesterov's momentum."""
-    hint("nesterov", "torch.optim.SGD(momentum=, nesterov=True)")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
-    return rules.NesterovLearner(
-        parameters, options.rate(lr), options.schedule(momentum), _gain_of(unit_gain), **options.named
-    )
+    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain)
+    return rules.NesterovLearner(parameters, *own, **options.named)
 
 
-def adadelta(
-    parameters: Any,
-    lr: Any = None,
-    rho: float = 0.95,
-    epsilon: float = 1e-8,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
-) -> Learner:
+@_learner("torch.optim.Adadelta")
+def adadelta(options: _Options, parameters: Any, lr: Any = None, rho: float = 0.95, epsilon: float = 1e-8) -> Learner:
     """AdaDelta."""
-    hint("adadelta", "torch.optim.Adadelta")
     lr = learning_parameter_schedule_per_sample(1) if lr is None else lr
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
     return rules.AdaDeltaLearner(parameters, options.rate(lr), rho, epsilon, **options.named)
 
 
-def adagrad(
-    parameters: Any,
-    lr: Any,
-    need_ave_multiplier: bool = True,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
-) -> Learner:
+@_learner("torch.optim.Adagrad")
+def adagrad(options: _Options, parameters: Any, lr: Any, need_ave_multiplier: bool = True) -> Learner:
     """AdaGrad."""
-    hint("adagrad", "torch.optim.Adagrad")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
     return rules.AdaGradLearner(parameters, options.rate(lr), need_ave_multiplier, **options.named)
 
 
+@_learner("torch.optim.Adam")
 def fsadagrad(
-    parameters: Any,
-    lr: Any,
-    momentum: Any,
-    unit_gain: bool | None = None,
-    variance_momentum: Any = None,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
+    options: _Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None, variance_momentum: Any = None
 ) -> Learner:
     """AdaGrad with a running mean and momentum."""
-    hint("fsadagrad", "torch.optim.Adam")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
-    return rules.FSAdaGradLearner(
-        parameters,
-        options.rate(lr),
-        options.schedule(momentum),
-        _gain_of(unit_gain),
-        options.schedule(_variance(variance_momentum)),
-        **options.named,
-    )
+    variance = options.schedule(_variance(variance_momentum))
+    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain), variance
+    return rules.FSAdaGradLearner(parameters, *own, **options.named)
 
 
+@_learner("torch.optim.Adam")
 def adam(
+    options: _Options,
     parameters: Any,
     lr: Any,
     momentum: Any,
-    unit_gain: bool | None = None,
+    unit_gain: Any = None,
     variance_momentum: Any = None,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
+    *,
     epsilon: float = 1e-8,
     adamax: bool = False,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
 ) -> Learner:
     """Adam, or Adamax."""
-    hint("adam", "torch.optim.Adam")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
-    return rules.AdamLearner(
-        parameters,
-        options.rate(lr),
-        options.schedule(momentum),
-        _gain_of(unit_gain),
-        options.schedule(_variance(variance_momentum)),
-        epsilon=epsilon,
-        adamax=adamax,
-        **options.named,
-    )
+    variance = options.schedule(_variance(variance_momentum))
+    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain), variance
+    return rules.AdamLearner(parameters, *own, epsilon=epsilon, adamax=adamax, **options.named)
 
 
+@_learner("torch.optim.RMSprop")
 def rmsprop(
+    options: _Options,
     parameters: Any,
     lr: Any,
     gamma: float,
@@ -322,27 +190,7 @@ def rmsprop(
     max: float,
     min: float,
     need_ave_multiplier: bool = True,
-    l1_regularization_weight: float = 0.0,
-    l2_regularization_weight: float = 0.0,
-    gaussian_noise_injection_std_dev: Any = 0.0,
-    gradient_clipping_threshold_per_sample: float = np.inf,
-    gradient_clipping_with_truncation: bool = True,
-    use_mean_gradient: bool | None = None,
-    minibatch_size: int | None = None,
-    epoch_size: int | None = None,
 ) -> Learner:
     """RMSProp with steps that grow and shrink."""
-    hint("rmsprop", "torch.optim.RMSprop")
-    options = _Options(
-        l1_regularization_weight,
-        l2_regularization_weight,
-        gaussian_noise_injection_std_dev,
-        gradient_clipping_threshold_per_sample,
-        gradient_clipping_with_truncation,
-        use_mean_gradient,
-        minibatch_size,
-        epoch_size,
-    )
-    return rules.RMSPropLearner(
-        parameters, options.rate(lr), gamma, inc, dec, max, min, need_ave_multiplier, **options.named
-    )
+    own = options.rate(lr), gamma, inc, dec, max, min, need_ave_multiplier
+    return rules.RMSPropLearner(parameters, *own, **options.named)

@@ -19,14 +19,6 @@ def momentum_of(schedule: ParameterSchedule, value: float, count: int) -> float:
     return value if schedule.minibatch_size == IGNORE else value ** (count / schedule.minibatch_size)
 
 
-class OfVectors(list[Tensor]):
-    """Gradients of the long vectors that a learner's parameters are stored in, and these vectors."""
-
-    def __init__(self, gradients: Tensors, weights: Tensors) -> None:
-        super().__init__(gradients)
-        self.weights = weights
-
-
 class Learner:
     """Updates parameters from gradients, which are sums over the samples of a minibatch.
 
@@ -36,8 +28,6 @@ class Learner:
 
     kind = "Learner"
     keeps: ClassVar[tuple[str, ...]] = ()
-    elementwise = False
-    """Whether its rule updates every number by itself."""
     ignored_minibatch_size = IGNORE
 
     def __init__(
@@ -60,26 +50,20 @@ class Learner:
         if wrong := [p for p in self._parameters if not isinstance(p, Parameter)]:
             raise ConfigError(f"a learner updates parameters, got {wrong[0]!r}.")
         self._listed = tuple(self._parameters)
-        self._rate = lr_schedule
+        self._learning_rate_schedule = lr_schedule
         self._l1, self._l2 = l1_regularization_weight, l2_regularization_weight
         self._noise = gaussian_noise_injection_std_dev
         self._threshold, self._truncates = gradient_clipping_threshold_per_sample, gradient_clipping_with_truncation
-        self.minibatch_size = minibatch_size
+        self._size = minibatch_size
         self.sample_count = self.minibatch_count = self.sweep_count = 0
         self.smoothed_count = 0.0
         self.kept: dict[str, list[Tensor]] = {}
-        """What it remembers: a tensor for each parameter, or for each vector while these are `home`."""
-        self.home: Any = None
+        """What it remembers: a tensor for each parameter."""
         self.writers: list[Any] = []
         self._told: dict[str, float] = {}
         noise = self._noise
         self._noisy = any(noise.values) if isinstance(noise, ParameterSchedule) else bool(noise)
         self._noise_seed = int(torch.randint(2**31, ())) if self._noisy else 0
-
-    @property
-    def joins(self) -> bool:
-        """Whether its parameters may be updated as one vector."""
-        return self.elementwise and not self._noisy and (self._threshold == np.inf or self._truncates)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -89,7 +73,7 @@ class Learner:
     @property
     def learning_rate_schedule(self) -> ParameterSchedule:
         """The schedule of its rates."""
-        return self._rate
+        return self._learning_rate_schedule
 
     @property
     def total_number_of_samples_seen(self) -> int:
@@ -97,23 +81,42 @@ class Learner:
         return self.sample_count
 
     @property
+    def minibatch_size(self) -> int:
+        """The samples for which rates are given; `IGNORE` too where that was not said."""
+        return IGNORE if self._size is None else self._size
+
+    @minibatch_size.setter
+    def minibatch_size(self, value: int) -> None:
+        self._size = value
+
+    @property
     def means(self) -> bool:
         """Whether it takes gradients as means over the minibatch."""
-        return self.minibatch_size == IGNORE
+        return self._size == IGNORE
 
-    is_compatible_mode = means
+    def is_compatible_mode(self) -> bool:
+        """Whether it takes gradients as means over the minibatch."""
+        return self.means
+
+    def create_checkpoint(self) -> dict[str, Any]:
+        """All that the next update depends on, but the weights."""
+        return {**self.state_dict(), "kept": {n: [t.clone() for t in ts] for n, ts in self.kept.items()}}
+
+    def restore_from_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Goes back to what `create_checkpoint` gave."""
+        self.load_state_dict(checkpoint)
 
     def learning_rate(self) -> float:
         """The rate at hand, as the schedule says it."""
-        return float(self._value(self._rate))
+        return float(self._value(self._learning_rate_schedule))
 
     def reset_learning_rate(self, learning_rate: ParameterSchedule) -> None:
         """Goes on with another schedule, which begins here."""
         if not isinstance(learning_rate, ParameterSchedule):
             raise ValueError(f"learning_rate type ({type(learning_rate)}) not supported: give a schedule.")
-        if not learning_rate.is_minibatch_size_explicitly_specified and self.minibatch_size:
-            learning_rate.minibatch_size = self.minibatch_size
-        self._rate = learning_rate.shifted(self._count(learning_rate))
+        if not learning_rate.is_minibatch_size_explicitly_specified and self._size:
+            learning_rate.minibatch_size = self._size
+        self._learning_rate_schedule = learning_rate.shifted(self._count(learning_rate))
 
     def update(self, gradient_values: Any, training_sample_count: int, is_sweep_end: bool = False) -> bool:
         """Updates the parameters from gradients given by parameter; `False` if learning has stopped."""
@@ -130,20 +133,14 @@ class Learner:
         lr = self._rate_for(count)
         if lr == 0.0:
             return False
-        if isinstance(gradients, OfVectors):
-            with torch._C._AutoDispatchBelowAutograd():
-                self._advance(gradients.weights, gradients, lr, count)
-        else:
-            self._leave_home()
-            with torch.no_grad():
-                self._advance([p.tensor for p in self._parameters], gradients, lr, count)
+        with torch.no_grad():
+            self._advance([p.tensor for p in self._parameters], gradients, lr, count)
         self.sample_count += count
         self.minibatch_count += 1
         self.sweep_count += bool(sweep_end)
         return True
 
     def _advance(self, weights: Tensors, gradients: list[Tensor], lr: float, count: int) -> None:
-        """Updates weights, which are parameters or vectors of them."""
         if self.keeps and not self.kept:
             self.kept = {name: [torch.zeros_like(w) for w in weights] for name in self.keeps}
         means = self.means
@@ -160,13 +157,7 @@ class Learner:
 
     def reset_smoothed_gradients(self) -> None:
         """Forgets what it remembers of former gradients."""
-        self._leave_home()
         self.kept, self.smoothed_count = {}, 0.0
-
-    def _leave_home(self) -> None:
-        """From now on parameters are updated one by one."""
-        if self.home is not None:
-            self.home.release()
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next update depends on, but the weights."""
@@ -174,8 +165,8 @@ class Learner:
             "kind": self.kind,
             "counts": [self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed],
             "smoothed_count": float(self.smoothed_count),
-            "rate": self._rate.state_dict(),
-            "kept": self.home.kept_by(self) if self.home is not None else {n: list(ts) for n, ts in self.kept.items()},
+            "rate": self._learning_rate_schedule.state_dict(),
+            "kept": {n: list(ts) for n, ts in self.kept.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -187,10 +178,9 @@ class Learner:
                 f"the checkpoint is of a learner {state['kind']} of {found[:1] or 'no'} tensors, and this one is "
                 f"{self.kind} of {shapes}. Make the learner as it was."
             )
-        self._leave_home()
         self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed = state["counts"]
         self.smoothed_count = state["smoothed_count"]
-        self._rate = ParameterSchedule.of_state(dict(state["rate"]))
+        self._learning_rate_schedule = ParameterSchedule.of_state(dict(state["rate"]))
         weights = [p.tensor for p in self._parameters]
         self.kept = {n: [t.to(w).clone() for t, w in zip(ts, weights, strict=True)] for n, ts in state["kept"].items()}
 
@@ -208,7 +198,7 @@ class Learner:
 
     def _rate_for(self, count: int) -> float:
         """The rate that applies to gradients as they are given: sums, or means."""
-        value, size = self._value(self._rate), self._rate.minibatch_size
+        value, size = self._value(self._learning_rate_schedule), self._learning_rate_schedule.minibatch_size
         if size == IGNORE:
             return value if self.means else value / count
         return value * (count / size) if self.means else value / size
@@ -234,7 +224,7 @@ class Learner:
                 w.copy_(w.sign() * (w.abs() - edge).clamp(min=0))
 
     def _report(self) -> None:
-        self._tell("Learning rate", self._rate)
+        self._tell("Learning rate", self._learning_rate_schedule)
 
     def _tell(self, name: str, schedule: ParameterSchedule) -> None:
         """Writers hear of a parameter whenever it changes."""

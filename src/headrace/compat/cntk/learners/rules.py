@@ -32,7 +32,7 @@ def _add(tensors: Tensors, others: Tensors, factor: float) -> None:
 class SGDLearner(Learner):
     """w -= lr·g."""
 
-    kind, elementwise = "SGD", True
+    kind = "SGD"
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         _add(weights, gradients, -lr)
@@ -41,7 +41,7 @@ class SGDLearner(Learner):
 class MomentumSGDLearner(Learner):
     """v = β·v + lr·(1 - β)·g, or lr·g without unit gain; w -= v."""
 
-    kind, elementwise = "MomentumSGD", True
+    kind = "MomentumSGD"
     keeps: ClassVar[tuple[str, ...]] = ("smoothed",)
 
     def __init__(
@@ -159,7 +159,7 @@ class AdaGradLearner(Learner):
 
     def __init__(self, parameters: Any, lr: ParameterSchedule, need_ave_multiplier: bool, **options: Any) -> None:
         super().__init__(parameters, lr, **options)
-        self.need_ave_multiplier, self.elementwise = need_ave_multiplier, not need_ave_multiplier
+        self.need_ave_multiplier = need_ave_multiplier
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         for w, g, squares in zip(weights, gradients, self.kept["squares"], strict=True):
@@ -196,7 +196,7 @@ class RMSPropLearner(Learner):
             if not good:
                 raise ConfigError(f"rmsprop: {name}= is {wanted}.")
         self.gamma, self.inc, self.dec, self.most, self.least = gamma, inc, dec, max, min
-        self.need_ave_multiplier, self.elementwise = need_ave_multiplier, not need_ave_multiplier
+        self.need_ave_multiplier = need_ave_multiplier
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         self.smoothed_count += 1
@@ -219,7 +219,7 @@ class RMSPropLearner(Learner):
 class AdaDeltaLearner(Learner):
     """Gradients over the root of their running mean of squares, times that of the changes."""
 
-    kind, keeps, elementwise = "AdaDelta", ("squares", "changes"), True
+    kind, keeps = "AdaDelta", ("squares", "changes")
 
     def __init__(self, parameters: Any, lr: ParameterSchedule, rho: float, epsilon: float, **options: Any) -> None:
         super().__init__(parameters, lr, **options)

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Any
 
-from .._native import not_offered
+from .._native import lookup
 from ..ops.graph import ordered
 from .progress import ProgressWriter as ProgressWriter
 from .progress_print import ProgressPrinter as ProgressPrinter
@@ -53,8 +53,4 @@ def get_node_outputs(node: Any, depth: int = 0) -> list[Any]:
     return [each for each in ordered([node]) if each.is_output]
 
 
-plot = not_offered("logging.plot", "Natively the report of a run has a summary of the model.")
-output_function_graph = not_offered(
-    "logging.output_function_graph", "Natively the report of a run has a summary of the model."
-)
-set_computation_network_trace_level = not_offered("logging.set_computation_network_trace_level", "Use torch.profiler.")
+__getattr__ = lookup("logging")

@@ -96,6 +96,10 @@ class ProgressWriter:
     def write(self, key: str, value: Any) -> None:
         """A setting has a new value, such as the learning rate."""
 
+    def __disown__(self) -> "ProgressWriter":
+        """Itself: no other owner is to be told."""
+        return self
+
     def on_training_update_end(self) -> None:
         """After every minibatch of the training."""
 

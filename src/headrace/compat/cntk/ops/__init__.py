@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._native import not_offered
+from .._native import lookup
 from ..variables import Variable, as_variable
 from ..variables import constant as constant
 from ..variables import input_variable as input_variable
@@ -62,11 +62,6 @@ from .elementwise import tan as tan
 from .elementwise import tanh as tanh
 from .functions import Combined
 from .functions import Function as Function
-from .images import AVG_POOLING as AVG_POOLING
-from .images import MAX_POOLING as MAX_POOLING
-from .images import batch_normalization as batch_normalization
-from .images import convolution as convolution
-from .images import pooling as pooling
 from .sequence import delay as delay
 from .sequence import future_value as future_value
 from .sequence import past_value as past_value
@@ -74,7 +69,6 @@ from .tensors import argmax as argmax
 from .tensors import argmin as argmin
 from .tensors import expand_dims as expand_dims
 from .tensors import flatten as flatten
-from .tensors import gather as gather
 from .tensors import hardmax as hardmax
 from .tensors import log_softmax as log_softmax
 from .tensors import one_hot as one_hot
@@ -90,15 +84,14 @@ from .tensors import reduce_sum_square as reduce_sum_square
 from .tensors import reshape as reshape
 from .tensors import slice as slice
 from .tensors import softmax as softmax
-from .tensors import splice as splice
 from .tensors import squeeze as squeeze
-from .tensors import swapaxes as swapaxes
 from .tensors import times as times
 from .tensors import times_transpose as times_transpose
 from .tensors import transpose as transpose
 
 reduce_log_sum = reduce_log_sum_exp
 input = input_variable
+__getattr__ = lookup("ops")
 
 
 def alias(x: Any, name: str = "") -> Any:
@@ -127,70 +120,6 @@ def as_block(
     made = composite.replaced(dict(block_arguments_map))
     made.name = block_instance_name or made.name
     return made
-
-
-def to_sequence(x: Any, sequence_lengths: Any = None, sequence_axis_name_prefix: str = "", name: str = "") -> Any:
-    """The first axis of every sample as a sequence."""
-    return _to_sequence(x, sequence_lengths, sequence_axis_name_prefix, name)
-
-
-_THERE = "Write it with the operations that are there, or as a torch module of a headrace Trainer."
-_to_sequence = not_offered("to_sequence", _THERE)
-for _name in [
-    "assign",
-    "associative_multi_arg",
-    "cast",
-    "constant_of_shape",
-    "convolution_transpose",
-    "crop_automatic",
-    "crop_manual",
-    "custom_proxy_op",
-    "depth_to_space",
-    "element_xor",
-    "eye_like",
-    "floor_division",
-    "forward_backward",
-    "from_x2tensor",
-    "group_convolution",
-    "image_scaler",
-    "input_space_to_depth",
-    "labels_to_graph",
-    "lattice_sequence_with_softmax",
-    "local_response_normalization",
-    "mat_mul",
-    "mean",
-    "mean_variance_normalization",
-    "mod",
-    "ndarray_view_op",
-    "ones_like",
-    "one_hot_op",
-    "optimized_rnnstack",
-    "output_variable",
-    "pad",
-    "per_dim_mean_variance_normalize",
-    "proxy_operand_op",
-    "random_sample",
-    "random_sample_inclusion_frequency",
-    "reconcile_dynamic_axes",
-    "roipooling",
-    "sequence_unpack",
-    "space_to_depth",
-    "straight_through_impl",
-    "sum",
-    "to_batch",
-    "to_sequence_like",
-    "top_k",
-    "unpack_batch",
-    "unpooling",
-    "zeros_like",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "forward_declaration",
-    "user_function",
-    "crosstalk",
-]:
-    globals().setdefault(_name, not_offered(_name, _THERE))
 
 
 def sum(*operands: Any, name: str = "") -> Any:

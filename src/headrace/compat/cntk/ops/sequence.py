@@ -9,7 +9,7 @@ from torch import Tensor
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import DataError
-from ..axis import BATCH, SEQUENCE
+from ..axis import BATCH
 from ..variables import Variable, as_variable, sequence_input_variable
 from .elementwise import aligned, dense
 from .functions import Function, Made
@@ -151,33 +151,6 @@ def _marks(seq: Any, places: Callable[[Ragged], Tensor], name: str) -> Function:
         return run, (1,), variable.dynamic_axes
 
     return Function("Sequence::IsFirst", make, [seq], name)
-
-
-def where(condition: Any, name: str = "") -> Function:
-    """The places at which a condition holds, sequence by sequence."""
-
-    def make(variable: Variable) -> Made:
-        def run(value: Ragged) -> Ragged:
-            kept, offsets = _kept(value)
-            places = torch.arange(value.items) - torch.repeat_interleave(value.offsets[:-1], value.lengths)
-            return Ragged(places[kept].to(value.dtype)[:, None], offsets)
-
-        return run, (1,), (BATCH, SEQUENCE)
-
-    return Function("Where", make, [condition], name)
-
-
-def gather(seq: Any, condition: Any, new_sequence_axis_typeinfo: Any = None, name: str = "") -> Function:
-    """The items at which a condition holds."""
-
-    def make(variable: Variable, flags: Variable) -> Made:
-        def run(value: Ragged, flag: Ragged) -> Ragged:
-            kept, offsets = _kept(flag)
-            return Ragged(value.dense()[kept], offsets)
-
-        return run, variable.shape, (BATCH, SEQUENCE)
-
-    return Function("Sequence::Gather", make, [seq, condition], name)
 
 
 def _kept(flags: Ragged) -> tuple[Tensor, Tensor]:

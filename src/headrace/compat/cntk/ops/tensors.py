@@ -284,14 +284,6 @@ def transpose(x: Any, perm: Sequence[Any], name: str = "") -> Function:
     )
 
 
-def swapaxes(x: Any, axis1: Any = 0, axis2: Any = 1, name: str = "") -> Function:
-    """Two axes of samples exchanged."""
-    order = list(range(len(x.shape)))
-    a, b = _place(axis1, len(order)), _place(axis2, len(order))
-    order[a], order[b] = order[b], order[a]
-    return transpose(x, order, name)
-
-
 def slice(x: Any, axis: Any, begin_index: Any, end_index: Any, strides: Any = None, name: str = "") -> Function:
     """A part of every sample: from begin to end on each axis; an end of 0 is the last."""
     lists = [v if isinstance(v, list | tuple) else [v] for v in (axis, begin_index, end_index)]
@@ -320,47 +312,6 @@ def _bounds(begin: int, end: int, size: int) -> tuple[int, int]:
     return start, stop
 
 
-def splice(*inputs: Any, axis: Any = -1, name: str = "") -> Function:
-    """Samples joined along an axis."""
-    listed = list(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else list(inputs)
-
-    def make(*variables: Variable) -> Made:
-        kinds = [v.kind for v in variables]
-        shapes = [v.shape for v in variables]
-        most = 0 if None in shapes else max(map(len, shapes))
-        shape: Any = None
-        if None not in shapes:
-            which = int(number_of(axis))
-            new = which == most or which < -most
-            place = 0 if which < -most else which % (most + (which >= most))
-            sizes = [(*[1] * (most - len(s)), *s) for s in shapes]
-            shape = list(sizes[0])
-            if new:
-                shape.insert(place, len(sizes))
-            else:
-                shape[place] = sum(s[place] for s in sizes)
-                for k in range(most):
-                    if k != place:
-                        shape[k] = max(s[k] for s in sizes)
-
-        def run(*values: Any) -> Any:
-            parts, like = aligned(values, kinds)
-            front = int(any(kinds))
-            rows = max((len(p) for p, k in zip(parts, kinds, strict=True) if k), default=0)
-            full = []
-            for part, kind in zip(parts, kinds, strict=True):
-                part = part.expand(rows, *[-1] * part.dim()) if front and not kind else part
-                part = part.unsqueeze(front + place) if new else part
-                sizes = [s if k != place else part.shape[front + k] for k, s in enumerate(shape)]
-                full.append(part.expand(*part.shape[:front], *sizes))
-            found = torch.cat(full, front + place)
-            return found if like is None else like.with_values(found)
-
-        return run, None if shape is None else tuple(shape), axes_of(*variables)
-
-    return Function("Splice", make, listed, name)
-
-
 def one_hot(x: Any, num_classes: int, sparse_output: bool = False, axis: int = -1, name: str = "") -> Function:
     """A one-hot vector for every index."""
     return mapped(
@@ -370,18 +321,3 @@ def one_hot(x: Any, num_classes: int, sparse_output: bool = False, axis: int = -
         x,
         name,
     )
-
-
-def gather(reference: Any, indices: Any, axis: Any = None, name: str = "") -> Function:
-    """Rows of a table by their numbers."""
-
-    def make(table: Variable, places: Variable) -> Made:
-        def run(value: Tensor, which: Any) -> Any:
-            if isinstance(which, Ragged):
-                return which.with_values(value[dense(which).values.long()])
-            return value[which.long()]
-
-        shape = None if places.shape is None else (*places.shape, *table.shape[1:])
-        return run, shape, axes_of(table, places)
-
-    return Function("Gather", make, [reference, indices], name)

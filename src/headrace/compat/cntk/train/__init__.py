@@ -3,7 +3,7 @@
 from . import distributed as distributed
 from . import trainer as trainer
 from .distributed import Communicator as Communicator
-from .of_functions import Evaluator as Evaluator
+from .trainer import Evaluator as Evaluator
 from .trainer import Trainer as Trainer
 from .training_session import CheckpointConfig as CheckpointConfig
 from .training_session import CrossValidationConfig as CrossValidationConfig

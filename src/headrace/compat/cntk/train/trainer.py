@@ -21,7 +21,6 @@ from ..ops.graph import Plan, feed, numbers_of, ordered, shown
 from ..state import load_weights, read_state, weights_of, write_state
 from ..variables import Parameter, Variable
 from .distributed import DistributedLearner
-from .gradients import Gradients
 
 
 class Trainer:
@@ -49,12 +48,9 @@ class Trainer:
         self._plan = Plan(self._roots)
         self._used = [v for v in ordered(self._roots) if v.is_input or v.is_placeholder]
         self._shared = [each for each in self._learners if isinstance(each, DistributedLearner)]
-        self._gradients = Gradients(self.loss_function, self.evaluation_function, self._counted, self._learners)
         self._loss = self._metric = self._tested = 0.0
         self._previous, self._previous_count = (0.0, 0.0), -1
         self.minibatches = self.sweeps = 0
-        self.untouched = False
-        """Whether no code of the user's has been called since the last minibatch."""
 
     def _check(self) -> None:
         wrong = [each for each in self._learners if not isinstance(each, Learner)]
@@ -117,15 +113,10 @@ class Trainer:
     ) -> tuple[list[float], dict[Learner, list[Tensor]], list[Any]]:
         """Loss, metric, samples and sweep ends of a minibatch as numbers, and the gradients of its loss."""
         if not arguments:
-            zeros = self._gradients.placed([torch.zeros_like(p.tensor) for p in self._parameters])
-            return [0.0] * 4, zeros, [None] * len(plan.roots)
+            zeros = [torch.zeros_like(p.tensor) for p in self._parameters]
+            return [0.0] * 4, self._by_learner(zeros), [None] * len(plan.roots)
         ends = ends and (not self._shared or self._shared[0].communicator().is_main())
-        fed = feed(plan, arguments, device)
-        passed = self._gradients(fed, self.untouched) if plan is self._plan and self._gradients.possible else None
-        if passed is not None:
-            *numbers, gradients = passed
-            return [*numbers, ends], gradients, []
-        values = plan(fed, training=True)
+        values = plan(feed(plan, arguments, device), training=True)
         loss, metric = numbers_of(values[0]), numbers_of(values[1])
         count = _count(values[2])
         total, weights = loss.sum(), [p.tensor for p in self._parameters]
@@ -133,7 +124,11 @@ class Trainer:
         if any(each is None for each in found):
             found = tuple(torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True))
         evaluated = float(metric.detach().sum()) if self.evaluation_function else 0.0
-        return [float(total.detach()), evaluated, count, ends], self._gradients.placed(found), values
+        return [float(total.detach()), evaluated, count, ends], self._by_learner(found), values
+
+    def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Learner, list[Tensor]]:
+        left = iter(gradients)
+        return {learner: [next(left) for _ in learner.parameters] for learner in self._learners}
 
     def _updated(self, numbers: Sequence[float], gradients: dict[Learner, list[Tensor]]) -> bool:
         loss, metric, samples, ends = numbers
@@ -296,6 +291,31 @@ def measure(function: Function, arguments: Any, device: DeviceDescriptor | None 
         plan = Plan(roots)
         found, counted = plan(feed(plan, arguments, device))
     return float(numbers_of(found).sum()), _count(counted)
+
+
+class Evaluator:
+    """Measures a model without training it."""
+
+    def __init__(self, eval_function: Any, progress_writers: Any = None) -> None:
+        writers = (
+            progress_writers if isinstance(progress_writers, list) else [progress_writers] if progress_writers else []
+        )
+        self._writers, self.evaluation_function = writers, eval_function
+        self._total, self._samples = 0.0, 0
+
+    def test_minibatch(self, arguments: Any, device: Any = None) -> float:
+        """The mean of the metric over a minibatch."""
+        total, count = measure(self.evaluation_function, arguments, device)
+        self._total, self._samples = self._total + total, self._samples + count
+        for writer in self._writers:
+            writer.update_test(count, self._total)
+        return total / count if count else 0.0
+
+    def summarize_test_progress(self) -> None:
+        """Writers tell what the test came to."""
+        for writer in self._writers:
+            writer.write_test_summary(self._total)
+        self._total, self._samples = 0.0, 0
 
 
 def _function(given: Any) -> Function:

@@ -114,10 +114,7 @@ class TrainingSession:
         if self._checkpoint.restore and self._checkpoint.filename:
             self._restore(self._checkpoint.filename)
             restored = trainer.total_number_of_samples_seen
-        try:
-            self._train_to_the_end(trainer, device)
-        finally:
-            trainer.untouched = False
+        self._train_to_the_end(trainer, device)
         if trainer.total_number_of_samples_seen != restored:
             for action in self._actions:
                 action.finish(trainer.total_number_of_units_seen(action.unit))
@@ -127,7 +124,7 @@ class TrainingSession:
         self._run_test()
 
     def _train_to_the_end(self, trainer: Trainer, device: DeviceDescriptor) -> None:
-        going, stopped, plain = True, False, self._calls_nobody()
+        going, stopped = True, False
         while going:
             seen = trainer.total_number_of_samples_seen
             size = 0 if stopped else min(self._size[seen], max(0, self._most - seen))
@@ -136,15 +133,6 @@ class TrainingSession:
             stopped |= self.on_minibatch_end() is False
             for action in self._actions:
                 stopped |= not action.due(trainer.total_number_of_units_seen(action.unit))
-            acted = any(action.acted for action in self._actions)
-            plain = self._calls_nobody() if acted else plain
-            trainer.untouched = plain and not acted
-
-    def _calls_nobody(self) -> bool:
-        """Whether no code of the user's is called between two minibatches, but for actions."""
-        own = {"on_minibatch_start", "on_minibatch_end"} & vars(self).keys()
-        ours = [type(each).__module__.startswith(__package__ or "") for each in self.trainer.progress_writers]
-        return type(self) is TrainingSession and type(self._source) is MinibatchSourceFromData and not own and all(ours)
 
     # --- what users may override ---------------------------------------------------------------------------
 
