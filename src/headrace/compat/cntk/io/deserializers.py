@@ -102,9 +102,7 @@ class TextCorpus(Corpus):
         if not self._rows:
             raise SourceError(f"{files[0].filename} holds no sequences.")
         counts = {n: np.asarray(table.lengths(n)) for table, names in self._tables for n in names}
-        defining = [s.m_name for s in self.streams if s.defines_mb_size]
-        if len(defining) > 1:
-            raise ConfigError(f"one stream defines the minibatch size, got {', '.join(defining)}.")
+        defining = _sizing(self.streams)
         self._counts = counts[defining[0]] if defining else np.max(list(counts.values()), axis=0)
         size = sum(Path(file.filename).stat().st_size for file in files)
         self._bounds = np.linspace(0, self._rows, min(self._rows, -(-size // CHUNK_BYTES)) + 1).astype(np.int64)
@@ -164,7 +162,7 @@ class UserCorpus(Corpus):
 
     def lengths(self, chunk: int) -> Any:
         fields = self._chunk(chunk)
-        defining = [s.m_name for s in self.streams if s.defines_mb_size] or list(fields)
+        defining = _sizing(self.streams) or list(fields)
         return np.max([np.asarray(fields[name].host_offsets.diff()) for name in defining], axis=0)
 
     def take(self, chunks: Any, places: Any) -> Mapping[str, Ragged]:
@@ -215,3 +213,11 @@ def corpus_of(deserializers: Any, keep: int) -> Corpus:
     if wrong := [each for each in listed if not isinstance(each, CTFDeserializer)]:
         raise ConfigError(f"a MinibatchSource reads CTFDeserializers or a UserDeserializer, got {wrong[0]!r}.")
     return TextCorpus(listed)
+
+
+def _sizing(streams: Sequence[StreamInformation]) -> list[str]:
+    """The stream that minibatch sizes count, if one is named."""
+    found = [each.m_name for each in streams if each.defines_mb_size]
+    if len(found) > 1:
+        raise ConfigError(f"one stream defines the minibatch size, got {', '.join(found)}.")
+    return found
