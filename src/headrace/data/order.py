@@ -175,14 +175,6 @@ class Order:
         after = (self._slot(position, slot) // self.mix + 1) * self.mix
         return self._end(after, slot)
 
-    def cuts(self, epoch: int, parts: int) -> Indices:
-        """The bounds of so many parts of an epoch, each of as many blocks; those shuffled together stay so.
-
-        Of an order of blocks: the others have nothing that stays together.
-        """
-        slot, groups = self._permutations(epoch)[3], -(-(self._tail + 1) // self.mix)
-        return np.array([self._end(part * groups // parts * self.mix, slot) for part in range(parts + 1)], np.int64)
-
     def _end(self, after: int, slot: int) -> int:
         """The position at which so many slots end, where the short block stands in `slot`."""
         return min(self.n, after * self.block - (self._missing if after > slot else 0))

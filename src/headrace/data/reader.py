@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
-from .lanes import KINDS, Lanes
 from .order import MixOrder, Order
 from .read_by import read_by_of
 from .reading import BY_BLOCKS, Reading
@@ -79,7 +78,7 @@ class Reader(Source):
     """Rows read since the beginning of the first epoch."""
 
     table: Table = forwarded("reading.table")
-    order: Order | MixOrder | Lanes = forwarded("reading.order")
+    order: Order | MixOrder = forwarded("reading.order")
     """The order in which rows are read."""
     end: int | None = forwarded("reading.end")
     """The position at which it is finished, if it ever is."""
@@ -101,18 +100,6 @@ class Reader(Source):
         found = copy.copy(self)
         found._move_to(replace(self.reading, table=table), 0)
         return found
-
-    def in_lanes(self, count: int, unit: int) -> None:
-        """Before the first batch: lays the blocks out for workers that each read `unit` rows for a model of its own.
-
-        With batches of `count * unit` rows each of them gets whole blocks, as far as there are as many for each: see
-        `Lanes`. An order without shuffled blocks stays as it is, and so does one that is in the middle of an epoch.
-        The lanes are part of the cursor: whoever goes on from it, as many workers or not, keeps them.
-        """
-        plain = self.reading.plain
-        if self.sized_by == "rows" and plain.kind in KINDS and self.position % plain.n == 0:
-            lanes = None if count == 1 else Lanes(plain, count, unit)
-            self._move_to(replace(self.reading, lanes=lanes), self.position)
 
     @property
     def read_by(self) -> Categories:
@@ -151,7 +138,7 @@ class Reader(Source):
         return copy.copy(self)  # of what they share nothing depends on where one of them stands
 
     def load_state_dict(self, state: State) -> None:
-        self._move_to(*self.reading.position(state))
+        self._move_to(self.reading, self.reading.position(state))
 
     def _move_to(self, reading: Reading, position: int) -> None:
         """Moves to a position of a reading, and starts prefetching from there."""

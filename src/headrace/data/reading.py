@@ -6,7 +6,7 @@ nothing but the cut before it, so that batches are the same however many are ask
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,17 +15,17 @@ import torch
 
 from ..errors import ConfigError, SourceError
 from ..length import whole
+from .ahead import Ahead
 from .batch import Batch, Macrobatch, State
 from .draws import Draws
 from .fields import Field, cat
-from .lanes import Ahead, Lanes
 from .order import VERSION, Indices, MixOrder, Order
 from .source import WHOLE, Cursor, Shard, Table, check_batch
 
 STRETCH = 8192  # positions whose rows are computed together, which is cheaper
 WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
 BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
-OF_RUN = ("epoch", "position", "lanes")  # what a cursor says of its run, rather than of what is read
+OF_RUN = ("epoch", "position")  # what a cursor says of its run, rather than of what is read
 OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to leave out
 
 
@@ -34,16 +34,15 @@ class Reading:
     """A table read in an order, epoch after epoch, up to position `end`.
 
     A size counts rows, or the items of the sequence stream `count`: whole sequences, as many as fit, at least one.
-    `crosses`: a batch may reach into the next epoch. `lanes`: workers read whole blocks, in this layout.
+    `crosses`: a batch may reach into the next epoch.
     """
 
     table: Table
-    plain: Order | MixOrder
-    """The order without lanes."""
+    order: Order | MixOrder
+    """The order in which rows are read."""
     count: str = "rows"
     crosses: bool = False
     end: int | None = None
-    lanes: Lanes | None = None
     marked: bool = True
     """Whether cursors hold the table's fingerprint, which those of data that are read once have no use for."""
     fingerprint: str = field(init=False)
@@ -56,11 +55,6 @@ class Reading:
                 f"{type(self.table).__name__}.lengths({self.count!r}) gave {len(self._lengths)} numbers for "
                 f"{len(self.table)} rows."
             )
-
-    @property
-    def order(self) -> Order | MixOrder | Lanes:
-        """The order in which rows are read."""
-        return self.lanes or self.plain
 
     @cached_property
     def rows_per_item(self) -> float:
@@ -75,16 +69,16 @@ class Reading:
 
     def ahead(self, position: int) -> Ahead | None:
         """Tells the table which rows come up from here on; `None` if prefetching would not pay."""
-        together = self.plain.block * self.plain.mix * self.table.row_bytes
-        if self.table.block is None or together < WORTH_BYTES or self.plain.kind not in BY_BLOCKS:
+        together = self.order.block * self.order.mix * self.table.row_bytes
+        if self.table.block is None or together < WORTH_BYTES or self.order.kind not in BY_BLOCKS:
             return None
-        return Ahead(self.table, self.order, None if self.lanes else position // self.plain.n)
+        return Ahead(self.table, self.order, position // self.order.n)
 
     # --- cursors ---
 
     def cursor(self, at: int) -> State:
         """The cursor of a position: a few integers and names."""
-        order, (epoch, position) = self.plain, divmod(at, self.plain.n)
+        order, (epoch, position) = self.order, divmod(at, self.order.n)
         cursor: Cursor = {
             "version": VERSION,
             "seed": order.seed,
@@ -98,15 +92,15 @@ class Reading:
             "cross_epochs": int(self.crosses),
             "fingerprint": self.fingerprint,
         }
-        if self.lanes is not None:
-            cursor["lanes"] = str(self.lanes)
         return dict(cursor)
 
-    def position(self, cursor: State) -> tuple["Reading", int]:
-        """The position of a cursor, and this reading in the lanes of that cursor."""
+    def position(self, cursor: State) -> int:
+        """The position of a cursor."""
         expected = self.cursor(0)
-        if missing := [key for key in expected if key not in cursor and key != "lanes"]:
+        if missing := [key for key in expected if key not in cursor]:
             raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")
+        if "lanes" in cursor:
+            raise SourceError("this cursor is of a version in which workers read blocks in lanes: begin another run.")
         differ = [k for k in expected if k not in OF_RUN and cursor.get(k) != expected[k]]
         if differ:
             listed = "; ".join(f"{k}: saved {cursor.get(k)!r}, now {expected[k]!r}" for k in differ)
@@ -116,15 +110,13 @@ class Reading:
             if "rows" in differ:
                 advice = "A run goes on with as many rows as it had: read the same table, or begin another run."
             raise SourceError(f"this cursor belongs to other data or another order ({listed}). {advice}")
-        lanes = None if (text := cursor.get("lanes")) is None else Lanes.parse(text, self.plain)
-        found = self if str(lanes) == str(self.lanes) else replace(self, lanes=lanes)
-        return found, int(cursor["epoch"]) * self.plain.n + int(cursor["position"])
+        return int(cursor["epoch"]) * self.order.n + int(cursor["position"])
 
     # --- where batches begin and end ---
 
     def epoch_end(self, start: int) -> int:
         """The end of the epoch of this position."""
-        reach = (start // self.plain.n + 1) * self.plain.n
+        reach = (start // self.order.n + 1) * self.order.n
         return reach if self.end is None else min(reach, self.end)
 
     def cuts(self, start: int, size: int, batches: int) -> list[int]:
@@ -149,13 +141,13 @@ class Reading:
 
     def batches(self, size: int) -> int | None:
         """How many batches an epoch has, if they are the same number in each."""
-        n, rows, end = self.plain.n, self.epoch_end(0), self.end or 0
+        n, rows, end = self.order.n, self.epoch_end(0), self.end or 0
         alike = end % n == 0 and (not self.crosses or n % size == 0)
         return -(-rows // size) if self.count == "rows" and (alike or rows == end) else None
 
     def _reach(self, start: int) -> int:
         """The furthest position that a batch beginning here may end at; it crosses one end of an epoch at most."""
-        n = self.plain.n
+        n = self.order.n
         reach = (start // n + 1) * n + (n - 1 if self.crosses else 0)
         return reach if self.end is None else min(reach, self.end)
 
@@ -221,7 +213,7 @@ class Reading:
     def _together(self, start: int, size: int, rows: int) -> int:
         """How many batches to read together: up to the next multiple of as many, where they began with one."""
         batches = max(1, rows // size)
-        at, odd = divmod(start % self.plain.n, size)
+        at, odd = divmod(start % self.order.n, size)
         return batches if odd or self.count != "rows" else batches - at % batches
 
     def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]], ahead: Ahead | None) -> None:
@@ -229,11 +221,11 @@ class Reading:
         table, pieces = self.table, [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
         for piece in pieces if ahead is not None else ():
             ahead(*piece)  # type: ignore[misc]
-        macrobatch.fields = self._stored(pieces) if self.plain.kind == "none" else self._taken(parts, pieces)
-        macrobatch.aliases = self.plain.kind == "none" and table.aliases
+        macrobatch.fields = self._stored(pieces) if self.order.kind == "none" else self._taken(parts, pieces)
+        macrobatch.aliases = self.order.kind == "none" and table.aliases
         if not table.augments:
             return
-        draws = Draws.at(self.plain.seed, pieces)
+        draws = Draws.at(self.order.seed, pieces)
 
         def finish(fields: Mapping[str, Field]) -> Mapping[str, Field]:
             device = next(iter(fields.values())).device  # type: ignore[union-attr]
@@ -251,7 +243,7 @@ class Reading:
 
     def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """A run of positions as (epoch, start, stop) within each epoch that it touches."""
-        n, pieces = self.plain.n, []
+        n, pieces = self.order.n, []
         while True:
             epoch, at = divmod(start, n)
             end = min(stop, (epoch + 1) * n)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -61,8 +61,6 @@ class Cursor(TypedDict):
     count: str
     cross_epochs: int
     fingerprint: str
-    lanes: NotRequired[str]
-    """Workers by rows, as in "4x32", where each of them reads whole blocks."""
 
 
 class Source(ABC):

@@ -73,8 +73,6 @@ class Workers:
         """The training data as this worker reads them, whose updates have so many rows."""
         if not self.in_step:
             return train
-        if isinstance(train, Reader) and not self.strategy.joint:
-            train.in_lanes(self.comm.count, batch_size)
         if train.own_size and not train.shards and not self.strategy.joint:
             train = Dealt(train, self.comm.count)
         if not train.shards:

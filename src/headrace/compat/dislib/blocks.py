@@ -83,21 +83,21 @@ class _BlockOrder(Order):
 class _BlockReading(Reading):
     """A reading whose batches are those of the order; the size that is asked for is ignored."""
 
-    plain: _BlockOrder
+    order: _BlockOrder
 
     def cuts(self, start: int, size: int, batches: int) -> list[int]:
-        epoch, at = divmod(start, self.plain.n)
-        bounds = [*self.plain.layout(epoch).bounds.tolist(), self.plain.n]
+        epoch, at = divmod(start, self.order.n)
+        bounds = [*self.order.layout(epoch).bounds.tolist(), self.order.n]
         first, end = bounds.index(at), self.epoch_end(start)
-        found = [epoch * self.plain.n + bound for bound in bounds[first : first + batches + 1]]
+        found = [epoch * self.order.n + bound for bound in bounds[first : first + batches + 1]]
         return [cut for cut in found if cut <= end]
 
     def part(self, start: int, stop: int, shard: Shard) -> tuple[int, int]:
-        epoch, at = divmod(start, self.plain.n)
-        layout = self.plain.layout(epoch)
-        begins = layout.parts[np.searchsorted(layout.bounds, at)] + epoch * self.plain.n
+        epoch, at = divmod(start, self.order.n)
+        layout = self.order.layout(epoch)
+        begins = layout.parts[np.searchsorted(layout.bounds, at)] + epoch * self.order.n
         return int(begins[shard.index]), int(begins[shard.index + 1])
 
     def batches(self, size: int) -> int | None:
-        order = self.plain
+        order = self.order
         return len(order.layout(0).bounds) if order.batches <= min(order.lengths) else None
