@@ -232,6 +232,11 @@ def test_class_weights_of_a_detector_are_what_it_is_made_with() -> None:
         ha.set_dl_model_param(small("detection"), "class_weights", 1.0)
 
 
+def test_operators_have_the_spellings_of_other_languages() -> None:
+    for name in ("T_train_dl_model_batch", "TrainDlModelBatch"):
+        assert getattr(ha, name) is ha.train_dl_model_batch
+
+
 def test_operators_that_are_not_offered_name_the_native_way() -> None:
     with pytest.raises(AttributeError, match=r"set_system is not offered here; the native way is hr.Trainer\(.*determ"):
         _ = ha.set_system

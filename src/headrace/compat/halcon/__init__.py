@@ -5,9 +5,10 @@ the spelling of C++ and C#. Samples are dicts with HALCON's keys. Natively, all 
 `hr.Trainer.step`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
@@ -109,7 +110,11 @@ def apply_dl_model(
     return _model(dlmodel_handle).ApplyDlModel(dlsample_batch, outputs)
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    """An operator in the spelling of another language: `T_train_dl_model_batch`, `TrainDlModelBatch`."""
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("T_")).lower()
+    if snake in __all__ and name != snake:
+        return globals()[snake]
     raise AttributeError(not_offered(name))
 
 
