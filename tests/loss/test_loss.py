@@ -400,3 +400,31 @@ def test_a_batch_of_ignored_rows_counts_nothing_and_moves_nothing() -> None:
     losses = trainer(hr.CrossEntropy(ignore_index=-1), model).step({"x": X, "y": torch.full((N,), -1)})
     assert losses["total_loss"] == 0
     assert model.scale.item() == 1
+
+
+@pytest.mark.parametrize("other", ["classes", "one-hot"])
+def test_training_may_have_probabilities_and_validation_classes(other: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), sgd, batch_size=8, metrics=["accuracy"], device="cpu")
+    x, soft, hard = torch.randn(64, 3), torch.randn(64, 4).softmax(1), torch.randint(4, (64,))
+    val = hard if other == "classes" else nn.functional.one_hot(hard, 4)
+    scores = trainer.fit((x, soft), (x, val), epochs=3, progress=False).last
+    assert scores["val/loss"] == pytest.approx(nn.functional.cross_entropy(model(x), hard).item(), rel=1e-5)
+    assert scores["val/accuracy"] == pytest.approx((model(x).argmax(1) == hard).float().mean().item())
+
+
+def test_targets_of_a_validation_that_do_not_fit_are_refused_before_the_first_update() -> None:
+    x = torch.randn(16, 3)
+    for loss, train, val in (
+        (hr.CrossEntropy(), torch.randn(16, 4).softmax(1), torch.full((16,), 4)),
+        (hr.CrossEntropy(), torch.randn(16, 4).softmax(1), torch.randn(16, 5).softmax(1)),
+        (hr.MSE(), torch.randn(16, 4), torch.randint(4, (16,))),
+    ):
+        model = nn.Linear(3, 4)
+        before = model.weight.detach().clone()
+        trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8, device="cpu")
+        with pytest.raises(hr.DataError):
+            trainer.fit((x, train), (x, val), epochs=1, progress=False)
+        assert torch.equal(model.weight, before)

@@ -149,6 +149,8 @@ class Loss(ABC):
     """The label that does not count."""
     joins: ClassVar[bool] = False
     """Whether it looks at outputs, target and row weights only, so that a validation may join batches."""
+    takes_soft: ClassVar[bool] = False
+    """Whether targets may be probabilities of classes in one data set, as of CutMix, and classes in another."""
     splits: bool = True
     """Whether the term of a batch is the sum of the terms of its parts."""
     reduce: Literal["mean", "sum"] = setting(one_of("mean", "sum"))

@@ -38,6 +38,8 @@ class CrossEntropy(Loss):
     label_smoothing: float = setting(number("between 0 and 1", lambda value: 0 <= value <= 1))
     normalize: Literal["met", "classes", "samples"] = setting(one_of("met", "classes", "samples"))
 
+    takes_soft = True
+
     def __init__(
         self,
         *,

@@ -74,6 +74,10 @@ class Objective(ABC):
             return Compared(target, self.scored, self.reads, self.ignores)
         return Compared(name, partial(pick, key=name, name=f"metrics of {name!r}"))
 
+    def soft_targets(self) -> set[str]:
+        """The streams that may be probabilities of classes in one data set, and classes in another."""
+        return set()
+
     def unclear(self) -> str:
         """Why it is not known which of the outputs metrics compare with the target; nothing where it is known."""
         return ""
@@ -206,6 +210,12 @@ class Supervised(Objective):
     def compared(self) -> list[str]:
         """The streams that the terms compare with or weigh by."""
         return self._data_terms.streams
+
+    def soft_targets(self) -> set[str]:
+        terms = self._data_terms.values()
+        return {term.target for term in terms if term.target is not None} - {
+            term.target for term in terms if not term.takes_soft
+        }
 
     def _first_call(self, model: nn.Module, batch: Batch) -> Any:
         """The first call of a training shows what the model returns: the last check before an update."""

@@ -1,7 +1,7 @@
 """Everything that can be known before the first update, checked then."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -192,15 +192,18 @@ def another(source: Source, train: Source, name: str) -> None:
         )
 
 
-def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) -> None:
-    """Raises unless another data set has the streams of the training data."""
+def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str, soft: Collection[str] = ()) -> None:
+    """Raises unless another data set has the streams of the training data.
+
+    Those that are `soft` may be probabilities of classes in one of them, and classes in the other.
+    """
     known, there = {s.name: s for s in train}, {s.name: s for s in other}
     if missing := [stream for stream in known if stream not in there]:
         raise DataError(f"the {name} data have no stream {missing[0]!r}. They have: {', '.join(there)}.")
     for stream in other:
         if (expected := known.get(stream.name)) is None:
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
-        if not stream.fits(expected):
+        if not stream.fits(expected) and not (stream.name in soft and stream.sequence == expected.sequence):
             said = f"the {name} data have {stream} where the training data have {expected}. They must agree."
             if stream.sequence != expected.sequence or stream.shape[1:] == expected.shape[1:] != stream.shape:
                 said += (

@@ -92,8 +92,9 @@ class Plan:
     ) -> None:
         """Raises on whatever can be known not to work; `target`: the stream that metrics compare with."""
         given = {"train": self.train, **self.scored}
+        soft = set.intersection(*(objective.soft_targets() for objective in scorers.values())) if scorers else set()
         for name, source in given.items():
-            check.same_streams(self.train.streams, source.streams, name)
+            check.same_streams(self.train.streams, source.streams, name, soft)
             if name != "train":
                 check.ends(source, name)
                 check.another(source, self.train, name)
