@@ -1,5 +1,6 @@
 """HALCON's operators, statement by statement of the reference of train_dl_model_batch."""
 
+import math
 import runpy
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 import headrace.compat.halcon as ha
+from headrace import vision
 from headrace.compat.hints import warn_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -127,6 +129,107 @@ def test_a_batch_is_batch_size_times_batch_size_multiplier_samples_and_one_updat
     ha.train_dl_model_batch(model, samples)
     expected = by_hand([samples], [0.1], 0.9, 0.0)
     torch.testing.assert_close(model._network.layer.weight.data, expected.layer.weight.data)
+
+
+@pytest.mark.parametrize("weights", [[], [0.25, 0.25], [0.25, 0.9]])
+def test_focal_and_huber_losses_are_sums_over_the_batch_and_huber_has_the_parameter_0_11(weights: list[float]) -> None:
+    model = small("detection", batch_size=2, class_weights=weights)
+    samples = [sample("detection"), sample("detection", 1)]
+    network = vision.Detector(2, 1)
+    batch = vision.ImageSamples("detection", [3, 8], channels=1).batch(samples)
+    with torch.no_grad():
+        model._network.class_head.bias.zero_()  # so that the background counts
+        network.load_state_dict(model._network.state_dict())
+        outputs = network(batch["image"])
+        found = vision.match(outputs["anchors"], batch["bbox"][..., :-1], batch["bbox"][..., -1] >= 0, 0.5, 0.4)
+    focal = huber = 0.0
+    for image in range(2):
+        for anchor in range(outputs["anchors"].shape[0]):
+            positive = bool(found.positive[image, anchor])
+            if not positive and not bool(found.negative[image, anchor]):
+                continue
+            for place in range(2):
+                p = 1 / (1 + math.exp(-float(outputs["class_logits"][image, anchor, place])))
+                y = positive and place == 1
+                alpha = weights[place] if weights else 1.0
+                p_t, alpha_t = (p, alpha) if y else (1 - p, 1 - alpha if weights else 1.0)
+                focal -= alpha_t * (1 - p_t) ** 2 * math.log(p_t)
+            if positive:
+                goal = vision.encode(batch["bbox"][image, :1, :4], outputs["anchors"][anchor : anchor + 1])[0]
+                for x in (outputs["box_codes"][image, anchor] - goal).abs().tolist():
+                    huber += x * x / 0.22 if x <= 0.11 else x - 0.055
+    assert huber > 0
+    result = ha.train_dl_model_batch(model, samples)
+    assert result["focal"] == pytest.approx(focal, rel=1e-4)
+    assert result["huber"] == pytest.approx(huber, rel=1e-4)
+    assert result["total_loss"] == pytest.approx(focal + huber, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_is_written_and_read_goes_on_to_the_same_losses(kind: str, tmp_path: Path) -> None:
+    model = small(kind, learning_rate=0.01, class_names=["a", "b"])
+    samples = [sample(kind)]
+    ha.train_dl_model_batch(model, samples)
+    ha.write_dl_model(model, tmp_path / "model.hdl")
+    other = ha.read_dl_model(tmp_path / "model.hdl")
+    for _ in range(2):
+        assert ha.train_dl_model_batch(other, samples) == ha.train_dl_model_batch(model, samples)
+    assert ha.get_dl_model_param(other, "class_names") == ["a", "b"]
+
+
+def test_adam_goes_on_after_reading_too(tmp_path: Path) -> None:
+    model, samples = flat(batch_size=3, solver_type="adam", learning_rate=0.1), images_of(3)
+    ha.train_dl_model_batch(model, samples)
+    ha.write_dl_model(model, tmp_path / "model.hdl")
+    other = ha.read_dl_model(tmp_path / "model.hdl", network=Flat())
+    for _ in range(2):
+        assert ha.train_dl_model_batch(other, samples) == ha.train_dl_model_batch(model, samples)
+
+
+def test_the_classes_of_an_image_come_by_falling_confidence() -> None:
+    model = flat(class_names=["x", "y", "z"])
+    results = ha.apply_dl_model(model, images_of(5))
+    logits = Flat()(torch.stack([s["image"] for s in images_of(5)]))
+    assert len(results) == 5
+    for result, row in zip(results, logits.detach().softmax(1).tolist(), strict=True):
+        order = sorted(range(3), key=lambda k: -row[k])
+        assert result["classification_class_ids"] == [(5, 7, 9)[k] for k in order]
+        assert result["classification_class_names"] == ["xyz"[k] for k in order]
+        assert result["classification_confidences"] == pytest.approx(sorted(row, reverse=True))
+
+
+def test_pixels_get_the_class_of_the_highest_confidence() -> None:
+    model = small("segmentation")
+    [result] = ha.apply_dl_model(model, [{"image": np.zeros((16, 16), np.float32)}], ["segmentation_image"])
+    assert list(result) == ["segmentation_image"]
+    assert set(result["segmentation_image"].unique().tolist()) <= {3, 8}
+
+
+def test_pixels_of_weight_0_and_ignored_classes_teach_nothing() -> None:
+    seen = sample("segmentation")
+    mask = seen["segmentation_image"].clone()
+    mask[8:] = 8
+    weights = torch.ones(16, 16)
+    weights[8:] = 0
+    ignored = torch.where(mask == 8, 255, mask)
+    weighted = ha.train_dl_model_batch(
+        small("segmentation"), [{**seen, "segmentation_image": mask, "weight_image": weights}]
+    )
+    left_out = ha.train_dl_model_batch(
+        small("segmentation", ignore_class_ids=[255]), [{**seen, "segmentation_image": ignored}]
+    )
+    assert weighted["total_loss"] == pytest.approx(left_out["total_loss"])
+
+
+def test_a_trained_detector_finds_its_box_by_confidence_and_class() -> None:
+    model = small("detection", learning_rate=3e-3, solver_type="adam")
+    for _ in range(60):
+        ha.train_dl_model_batch(model, [sample("detection")])
+    [result] = ha.apply_dl_model(model, [sample("detection")])
+    assert result["bbox_class_id"] == [8]
+    assert result["bbox_confidence"][0] > 0.5
+    corners = [result[key][0] for key in ("bbox_row1", "bbox_col1", "bbox_row2", "bbox_col2")]
+    assert corners == pytest.approx([2, 2, 14, 14], abs=1.5)
 
 
 def test_the_methods_of_hdlmodel_do_what_the_operators_do(tmp_path: Path) -> None:

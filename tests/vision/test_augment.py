@@ -31,6 +31,44 @@ def hull(mask: Tensor) -> list[float]:
     return [float(rows.min()), float(columns.min()), float(rows.max() + 1), float(columns.max() + 1)]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mirror": 1.0},
+        {"mirror": 0.0, "mirror_rows": 1.0},
+        {"mirror": 0.5, "zoom": (0.6, 1.2)},
+        {"mirror": 0.5, "shift": 0.1},
+    ],
+)
+def test_boxes_masks_and_images_move_together(options: dict[str, Any]) -> None:
+    before = marked()
+    after = vision.Augment(**options)(before, draws(3))
+    for k in range(3):
+        box = after["bbox"][k, 0, :4].tolist()
+        assert hull(after["segmentation_image"][k] == 2) == pytest.approx(box, abs=1.01)
+        assert hull(after["image"][k, 0] > 0.5) == pytest.approx(box, abs=1.01)
+        assert box != before["bbox"][k, 0, :4].tolist()
+    assert (after["bbox"][:, 1, -1] == -1).all()
+
+
+def test_a_turned_box_is_the_one_around_what_was_turned() -> None:
+    after = vision.Augment(mirror=0.5, mirror_rows=0.5, turn=40, zoom=(0.5, 0.8))(marked(), draws(3))
+    for k in range(3):
+        assert hull(after["segmentation_image"][k] == 2) == pytest.approx(after["bbox"][k, 0, :4].tolist(), abs=1.6)
+
+
+def test_a_box_that_is_seen_as_a_whole_stays_whatever_is_to_be_visible() -> None:
+    before = marked()
+    after = vision.Augment(mirror=1.0, min_visible=1.0)(before, draws(3))
+    assert (after["bbox"][..., -1] == before["bbox"][..., -1]).all()
+
+
+def test_a_mirrored_image_is_the_image_reversed() -> None:
+    before = {"image": torch.randn(3, 2, 9, 12)}
+    after = vision.Augment(mirror=1.0)(before, draws(3))["image"]
+    torch.testing.assert_close(after, before["image"].flip(-1), rtol=0, atol=1e-5)
+
+
 def test_a_box_that_has_mostly_left_the_image_is_left_out() -> None:
     fields = {"image": torch.zeros(1, 1, 10, 10), "bbox": torch.tensor([[[0.0, 0, 4, 2, 1], [0, 2, 4, 10, 0]]])}
     matrix, offset = torch.eye(2).unsqueeze(0), torch.tensor([[0.0, -1.5]])

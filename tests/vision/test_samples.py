@@ -113,6 +113,18 @@ BAD: dict[str, tuple[str, Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_with_a_sample_is_said_with_its_number_and_key(name: str) -> None:
+    task, bad, said = BAD[name]
+    with pytest.raises(hr.DataError, match=said):
+        schema(task).batch([MAKERS[task](), bad])
+
+
+def test_negative_weights_are_refused() -> None:
+    with pytest.raises(hr.DataError, match=r"sample 0, 'weight_image'.* not negative, got -1"):
+        schema("segmentation").batch([segmented(weight_image=np.full((8, 12), -1.0))])
+
+
 def test_labels_that_are_given_twice_and_unknown_tasks_are_refused() -> None:
     with pytest.raises(hr.ConfigError, match="are different labels"):
         vision.ImageSamples("detection", [1, 2, 2])

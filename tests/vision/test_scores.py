@@ -40,6 +40,39 @@ EXPECTED = json.loads((Path(__file__).parent / "coco_figures.json").read_text())
 """What pycocotools 2.0 says of these, by seed: over all overlaps, at 0.5, at 0.75, and each class."""
 
 
+@pytest.mark.parametrize("seed", sorted(EXPECTED))
+def test_average_precision_is_what_the_tools_of_coco_say(seed: str) -> None:
+    detections, boxes = found_and_wanted(int(seed))
+    for iou, key in ((None, "all"), (0.5, "0.5"), (0.75, "0.75")):
+        metric = vision.MeanAveragePrecision() if iou is None else vision.MeanAveragePrecision(iou)
+        for part in range(0, len(boxes), 16):
+            metric.update(detections[part : part + 16], boxes[part : part + 16])
+        assert metric.compute() == pytest.approx(EXPECTED[seed][key], abs=2e-6)
+        if iou is None:
+            assert list(metric.by_class().values()) == pytest.approx(EXPECTED[seed]["classes"], abs=2e-6)
+
+
+def test_average_precision_by_hand() -> None:
+    boxes = torch.tensor([[[0.0, 0, 10, 10, 0], [20, 20, 30, 30, 0]]])
+    rows = [[20.0, 20, 30, 30, 0.9, 0], [50, 50, 60, 60, 0.8, 0], [0, 0, 10, 8, 0.7, 0], [0, 0, 10, 10, 0.6, 1]]
+    metric = vision.MeanAveragePrecision([0.5, 0.85])
+    metric.update(torch.tensor([rows]), boxes)
+    at_half = (51 * 1 + 50 * 2 / 3) / 101  # found at ranks 1 and 3
+    assert metric.compute() == pytest.approx((at_half + 51 / 101) / 2)
+    metric.reset()
+    assert metric.compute() == 0
+
+
+def test_a_metric_goes_on_from_its_state() -> None:
+    detections, boxes = found_and_wanted(5)
+    whole, first, second = (vision.MeanAveragePrecision() for _ in range(3))
+    whole.update(detections, boxes)
+    first.update(detections[:10], boxes[:10])
+    second.load_state_dict(first.state_dict())
+    second.update(detections[10:], boxes[10:])
+    assert second.compute() == whole.compute() > 0.1
+
+
 def test_boxes_and_detections_of_other_kinds_are_refused() -> None:
     with pytest.raises(hr.DataError, match=r"got \[2, 3, 6\] and \[2, 3, 6\]"):
         vision.MeanAveragePrecision().update(torch.zeros(2, 3, 6), torch.zeros(2, 3, 6))

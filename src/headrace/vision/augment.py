@@ -15,6 +15,7 @@ from ..errors import ConfigError, DataError
 from .boxes import areas, cut_to
 from .detection import NONE, one_size
 
+ROUNDING = 1e-4  # of areas in float32
 IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bbox"
 
 
@@ -111,7 +112,8 @@ class Augment:
         moved = ((corners - half) @ matrix.mT + offset.unsqueeze(1) + half).view(*boxes.shape[:-1], 4, 2)
         uncut = torch.cat([moved.amin(-2), moved.amax(-2)], dim=-1)
         found = cut_to(uncut, int(size[0]), int(size[1]))
-        there = (areas(found) > self.min_visible * areas(uncut)) & (labels != NONE)
+        seen, before = areas(found), areas(uncut)
+        there = (seen > 0) & (seen >= (self.min_visible - ROUNDING) * before) & (labels != NONE)
         rows = torch.cat([found, labels.unsqueeze(-1)], dim=-1)
         gone = torch.zeros_like(rows)
         gone[..., -1] = NONE

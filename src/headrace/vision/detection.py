@@ -160,8 +160,16 @@ class Detection(Objective):
         return [(self.focal, logits), (self.huber, codes)]
 
     def _images(self, batch: Batch) -> Tensor:
-        """The stream of images: the one with rows of channels, height and width."""
-        return next(f for f in batch.fields.values() if isinstance(f, Tensor) and f.dim() == 4)
+        """The stream of images: what the model is given, else the only one with rows of channels, height and width."""
+        named = batch.fields.get(self.call.inputs if isinstance(self.call.inputs, str) else "image")
+        if isinstance(named, Tensor) and named.dim() == 4:
+            return named
+        found = {name: f for name, f in batch.fields.items() if isinstance(f, Tensor) and f.dim() == 4}
+        if len(found) != 1:
+            raise DataError(
+                f"Detection looks for the stream of images, and finds {list(found) or 'none'}: say inputs=."
+            )
+        return next(iter(found.values()))
 
     def _check(self, target: Tensor, anchors: Tensor, classes: int, size: Sequence[int] | None = None) -> None:
         """Raises on a box that cannot be found: done with the first batch of images of a size, and where one fails."""
