@@ -501,3 +501,9 @@ def test_a_cursor_of_other_batches_is_refused(changed: dict[str, Any]) -> None:
     plain = hr.Reader(ragged_table("words", [1, 2, 3]))
     with pytest.raises(hr.SourceError, match=next(iter(changed))):
         hr.Reader(plain.table, **changed).load_state_dict(plain.state_dict())
+
+
+def test_a_cursor_of_workers_that_read_blocks_in_lanes_is_refused() -> None:
+    reader = hr.Reader(hr.ArrayTable({"x": torch.arange(40)}), "blocks", block=4)
+    with pytest.raises(hr.SourceError, match="in lanes: begin another run"):
+        reader.load_state_dict({**reader.state_dict(), "lanes": "4x2"})

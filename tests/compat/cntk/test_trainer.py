@@ -237,3 +237,13 @@ def test_what_a_trainer_cannot_work_with_is_refused() -> None:
             C.Trainer(z, loss, learners)
     with pytest.raises(ValueError, match="got 3 functions"):
         C.Trainer(z, (loss, loss, loss), [C.sgd(z.parameters, 0.1)])
+
+
+def test_a_loss_that_is_not_finite_goes_into_the_weights() -> None:
+    x, y = C.input_variable(6), C.input_variable(3)
+    z = C.layers.Dense(3)(x)
+    trainer = C.Trainer(z, (C.cross_entropy_with_softmax(z, y), None), [C.momentum_sgd(z.parameters, 0.1, 0.9)])
+    rows, labels = np.ones((4, 6), np.float32), np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+    assert trainer.train_minibatch({x: rows * np.inf, y: labels})
+    assert np.isnan(trainer.previous_minibatch_loss_average)
+    assert np.isnan(trainer.model.parameters[0].value).any()
