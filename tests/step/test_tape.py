@@ -218,15 +218,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, **o: torch.optim.SGD(p, lr=0.1, **o),
     "nesterov": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **o),
     "dampened": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, **o),
-    "inside": lambda p, **_: hr.MomentumSGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda p, **o: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, **o),
     "amsgrad": lambda p, **o: torch.optim.Adam(p, lr=0.01, amsgrad=True, **o),
     "adamw": lambda p, **o: torch.optim.AdamW(p, lr=0.01, amsgrad=True, **o),
-    "rmsprop": lambda p, **o: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, weight_decay=0.01, **o),
-    "centered": lambda p, **o: torch.optim.RMSprop(p, lr=0.01, centered=True, **o),
-    "adagrad": lambda p, **o: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, weight_decay=0.01, **o),
-    "nadam": lambda p, **o: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, **o),
-    "decoupled": lambda p, **o: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True, **o),
 }
 
 
@@ -254,7 +248,7 @@ def test_flat_optimizers_have_the_bits_of_their_own_steps(name: str, foreach: bo
         for group in (torchs.param_groups[0], ours.param_groups[0]):
             group["lr"] = 0.1 / (step + 1)
     assert torch.equal(*params)
-    assert made == (0 if ours.defaults.get("foreach") else 12 if name in ("sgd", "adagrad") else 11)
+    assert made == (0 if ours.defaults.get("foreach") else 12 if name == "sgd" else 11)
     expected, found = torchs.state_dict()["state"], ours.state_dict()["state"]
     assert expected.keys() == found.keys()
     for name, value in expected.get(0, {}).items():
