@@ -19,7 +19,7 @@ anchors = vision.Anchors(strides=(4, 8), sizes=(2.0, 2.8))
 model = vision.Detector(classes=4, channels=1, widths=(8, 16, 32, 32), features=32, anchors=anchors)
 trainer = hr.Trainer(
     model,
-    loss=vision.Detection(bbox_heads_weight=4.0, most=10),
+    loss=vision.Detection(bbox_heads_weight=4.0, max_boxes=10),
     optimizer=torch.optim.Adam(model.parameters(), lr=5e-3),
     batch_size=16,
     target="bbox",

@@ -239,7 +239,7 @@ def test_the_same_fit_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit("parts")
     (tmp_path / "pressed").unlink()
-    with pytest.raises(hr.errors.HeadraceError, match="values"):
+    with pytest.raises(hr.errors.HeadraceError, match="other data"):
         fit("parts", X[::-1])
     rest = fit("parts")
     assert rest.run_ == tmp_path / "parts"

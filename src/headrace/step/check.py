@@ -203,7 +203,8 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str, so
     for stream in other:
         if (expected := known.get(stream.name)) is None:
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
-        if not stream.fits(expected) and not (stream.name in soft and stream.sequence == expected.sequence):
+        may_differ = stream.name in soft and stream.sequence == expected.sequence
+        if not stream.fits(expected) and not (may_differ and _is_float(stream) != _is_float(expected)):
             said = f"the {name} data have {stream} where the training data have {expected}. They must agree."
             if stream.sequence != expected.sequence or stream.shape[1:] == expected.shape[1:] != stream.shape:
                 said += (
@@ -211,6 +212,10 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str, so
                     f"hr.from_dataset(data, sequences=({stream.name!r},))."
                 )
             raise DataError(said)
+
+
+def _is_float(stream: Stream) -> bool:
+    return "float" in stream.dtype
 
 
 def same_categories(
