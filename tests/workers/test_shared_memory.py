@@ -17,7 +17,7 @@ from kit.forked import Child, hear, start, tell
 from torch import Tensor
 from torch.distributed import FileStore
 
-from headrace.data.source import Shard
+from headrace.data.shard import Shard
 from headrace.errors import WorkerError
 from headrace.workers.comm import Op
 from headrace.workers.shared import PART, Shared

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader
 
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream, torch_dtype
 from ..data.fields import Field, has_rows
-from ..data.source import WHOLE, Shard, Source, check_names, part_of
+from ..data.shard import WHOLE, Shard
+from ..data.source import Source, check_names, part_of
 from ..errors import SourceError
 from .passes import Passes, collates, stacks
 from .samples import Names, collated, fields_of

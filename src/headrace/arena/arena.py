@@ -134,6 +134,31 @@ class Arena:
         here, the homed ones and then the loose ones, and returns which were reached anywhere; it gives loose ones that
         were not reached here zeros of their own.
         """
+        reached, plain = self._look()
+        if reduce is not None:
+            loose = [param.grad is not None for param in self.loose]
+            reached = list(reduce(self, [*reached, *loose]))[: len(reached)]
+        return self._settle(reached, plain)
+
+    def reached(self) -> list[bool]:
+        """After the backward pass of a part: which parameters it has reached, homed ones, then loose ones."""
+        return self._look()[0] + [param.grad is not None for param in self.loose]
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients as they are stored: vectors, and those of loose parameters, zeros where there are none."""
+        loose = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.loose]
+        return [vector.gradients for vector in self.vectors] + loose
+
+    def settle(self, gradients: Sequence[Tensor], reached: Sequence[bool]) -> list[Tensor]:
+        """`collect` for gradients that were added up elsewhere, in tensors that `gradients` gave."""
+        homed = len(self._slots)
+        for param, gradient, hit in zip(self.loose, gradients[len(self.vectors) :], reached[homed:], strict=True):
+            param.grad = gradient if hit else None
+        plain = self.proven and all(slot.param.grad is slot.gradient for slot in self._slots)
+        return self._settle(list(reached[:homed]), plain)
+
+    def _look(self) -> tuple[list[bool], bool]:
+        """Which homed parameters were reached, whose gradients are then in the vectors; and whether all were."""
         reached, plain = [True] * len(self._slots), True
         if self._filled:
             for slot in self._slots:
@@ -145,11 +170,10 @@ class Arena:
                     reached[k] = plain = False
                 elif slot.param.grad is not slot.gradient:
                     plain = False
-        if not plain:
-            reached = self._take_in(reached)
-        if reduce is not None:
-            loose = [param.grad is not None for param in self.loose]
-            reached = list(reduce(self, [*reached, *loose]))[: len(reached)]
+        return (reached if plain else self._take_in(reached)), plain
+
+    def _settle(self, reached: list[bool], plain: bool) -> list[Tensor]:
+        """The gradients in flat form, of the parameters that were reached."""
         if not (plain and all(reached)):
             return self._collect_some(reached)
         self._missing, gradients = frozenset(), []

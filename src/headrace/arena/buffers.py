@@ -1,7 +1,7 @@
 """A copy of a model's buffers, to undo a failed step."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..errors import ModelError
 from .arena import all_finite
 from .vectors import aligned, extent, view
 
@@ -151,6 +152,44 @@ class Buffers:
             if isinstance(now, Tensor) and now.shape == before.shape:
                 now.copy_(torch.where(bad, before, now))
 
+    # --- the parts of a batch, each of which begins with the buffers of before the update -----------------
+
+    def take_growth(self) -> tuple[Tensor, Tensor]:
+        """By how much the step at hand has changed fractions and counters; they are then as before it."""
+        fractions, counters = self._parted()
+        found = _growth(fractions, torch.float64), _growth(counters, torch.int64)
+        self.restore()
+        return found
+
+    def grow(self, fractions: Tensor, counters: Tensor) -> None:
+        """Changes the buffers by vectors like those of `take_growth`."""
+        for pairs, vector in zip(self._parted(), (fractions, counters), strict=True):
+            for (before, now), change in zip(pairs, vector.split([b.numel() for b, _ in pairs]), strict=True):
+                growth = change.view(now.shape)
+                now.copy_(torch.where(growth == 0, before, (before.to(growth.dtype) + growth).to(now.dtype)))
+
+    def _parted(self) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+        """What was before the step and what is now, of fractions and of counters; as many on every worker."""
+        found: list[tuple[Tensor, Tensor]] = []
+        for vector in self._vectors:
+            for stray in vector.strays():
+                if isinstance(stray.now, Tensor) and stray.value is not None and stray.now.shape == stray.value.shape:
+                    stray.value.copy_(stray.now)
+            found.append((vector.copy, vector.values))
+        for buffer in self._loose:
+            before, now = buffer.before, buffer.now
+            if before.numel() > WATCHED or before.is_complex():
+                if now is buffer.tensor and now._version != buffer.version:
+                    raise ModelError(
+                        f"the buffer {buffer.name!r} of {before.numel():,} elements changes while the model is "
+                        f"trained. Where a batch is cut into parts, buffers of at most {WATCHED:,} real numbers may."
+                    )
+                continue
+            fits = isinstance(now, Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype)
+            found.append((before, now if fits else before))
+        fractions = [pair for pair in found if pair[0].is_floating_point()]
+        return fractions, [pair for pair in found if not pair[0].is_floating_point()]
+
     def release(self) -> None:
         """Gives every buffer memory of its own."""
         for vector in self._vectors:
@@ -215,6 +254,12 @@ class Buffers:
 
     def _find_fractions(self) -> None:
         self._fractions = [buffer for buffer in self._loose if buffer.before.is_floating_point()]
+
+
+def _growth(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
+    """By how much tensors have grown, in one vector; what is infinite and stays so has not."""
+    parts = [torch.where(now == before, 0, now.to(dtype) - before.to(dtype)).reshape(-1) for before, now in pairs]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
 
 
 def _places(model: nn.Module) -> Iterator[tuple[_Buffer, bool]]:

@@ -123,7 +123,10 @@ class Batch:
     or crosses the end of an epoch.
     """
 
-    __slots__ = ("_share", "_tells_total", "cursor", "ends_epoch", "fields", "rows", "samples", "total", "whole")
+    __slots__ = (
+        *("_share", "_tells_total", "cursor", "ends_epoch", "fields", "part", "rows", "samples", "total"),
+        "whole",
+    )
 
     def __init__(
         self,
@@ -142,6 +145,8 @@ class Batch:
         self.cursor = cursor
         self.ends_epoch = ends_epoch
         self._share = share
+        self.part = 0
+        """Its number, if it is one of the parts that a batch was cut into."""
         self.whole: Mapping[str, Field] | None = None
         """The fields of the macrobatch that this is a view of, if it is one of several."""
 
@@ -206,6 +211,15 @@ class Batch:
             Batch(fields, n, total=self.total)
             for fields, n in zip(split_fields(self.fields, counts), counts, strict=True)
         ]
+
+    def cut(self, parts: Sequence[tuple[int, int]]) -> "list[Batch]":
+        """Consecutive parts, each given as its number and its rows: views, or copies of those at odd addresses."""
+        found = []
+        for fields, (part, rows) in zip(split_fields(self.fields, [n for _, n in parts]), parts, strict=True):
+            even = {name: map_tensors(field, _even) for name, field in fields.items()}
+            found.append(Batch(even, rows, total=self.total))
+            found[-1].part = part
+        return found
 
     def _like(self, fields: Mapping[str, Field]) -> "Batch":
         return Batch(fields, self.rows, total=self.total, cursor=self.cursor, ends_epoch=self.ends_epoch)

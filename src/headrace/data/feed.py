@@ -20,7 +20,8 @@ import torch
 from ..errors import ConfigError, SourceError
 from ..length import Counters, whole
 from .batch import Batch, Macrobatch, State
-from .source import WHOLE, Shard, Source, check_names
+from .shard import WHOLE, Shard
+from .source import Source, check_names
 from .staging import BatchSize, Copy, Pull, Sizes, keep_freed_memory
 
 READS = "headrace-feed"

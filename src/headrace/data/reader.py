@@ -12,7 +12,8 @@ from .batch import Batch, Macrobatch, State, Stream
 from .order import MixOrder, Order
 from .read_by import read_by_of
 from .reading import BY_BLOCKS, Reading
-from .source import WHOLE, Categories, Shard, Source, Table, check_fixed, check_names, forwarded
+from .shard import WHOLE, Shard
+from .source import Categories, Source, Table, check_fixed, check_names, forwarded
 
 
 class Reader(Source):

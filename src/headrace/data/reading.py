@@ -20,7 +20,8 @@ from .batch import Batch, Macrobatch, State
 from .draws import Draws
 from .fields import Field, cat
 from .order import VERSION, Indices, MixOrder, Order
-from .source import WHOLE, Cursor, Shard, Table, check_batch
+from .shard import WHOLE, Shard
+from .source import Cursor, Table, check_batch
 
 STRETCH = 8192  # positions whose rows are computed together, which is cheaper
 WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
@@ -133,7 +134,7 @@ class Reading:
 
     def part(self, start: int, stop: int, shard: Shard) -> tuple[int, int]:
         """A shard's part of the batch between these bounds."""
-        if self.count == "rows":
+        if self.count == "rows" or shard.parts:
             first, last = shard.of(stop - start)
             return start + first, start + last
         sums = self._sums(start, stop, stop)

@@ -9,41 +9,24 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, SourceError, unknown
+from ..errors import SourceError, unknown
 from .batch import ANY, Batch, Macrobatch, State, Stream, concat, torch_dtype
 from .fields import Field, Opaque, has_rows
 from .read_by import UNNAMED as UNNAMED
 from .read_by import Categories as Categories
 from .read_by import nulls_of
+from .shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from .draws import Draws
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The part of every batch that one of `count` workers reads."""
-
-    index: int = 0
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ConfigError(f"a shard is one of its count, got index {self.index} of {self.count}.")
-
-    def of(self, rows: int) -> tuple[int, int]:
-        """Start and stop of this shard within a batch of `rows` rows; it may be empty."""
-        return rows * self.index // self.count, rows * (self.index + 1) // self.count
-
-
-WHOLE = Shard()
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 
 

@@ -13,7 +13,8 @@ from ..length import Counters, Points, whole
 from ..store import system
 from .batch import Batch, Macrobatch
 from .fields import has_rows
-from .source import Shard, Source
+from .shard import Shard
+from .source import Source
 
 BatchSize = int | Mapping[str | int, int]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

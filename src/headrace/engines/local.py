@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..data.source import Shard, Source
+from ..data.shard import Shard
+from ..data.source import Source
 from ..errors import ConfigError
 from ..watch.callback import Callback
 from ..workers.center import Center, NothingYet, Push, Reply
@@ -20,7 +21,7 @@ from ..workers.comm import Comm, Op, Pending
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
 from .job import Job, Result, models_of, own, work
-from .network import Collective, Network, Packed
+from .network import Collective, Network, Packed, broadcast_from
 from .virtual_cluster import VirtualCluster
 
 
@@ -47,8 +48,8 @@ class SimComm(Comm):
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
         return self._begin(op, vector)
 
-    def broadcast(self, vector: Tensor) -> None:
-        self._begin("broadcast", vector).wait()
+    def broadcast(self, vector: Tensor, worker: int = 0) -> None:
+        self._begin(broadcast_from(worker), vector).wait()
 
     def gather(self, value: Any) -> list[Any] | None:
         found: list[Any] | None = self._exchange("gather", Packed.of(value))

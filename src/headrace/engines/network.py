@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, unknown
 from ..store.codec import Tensors, decode, encode
+from ..workers.shared import in_tree
 
 _AMOUNT = r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([a-zA-Zµ]+?)(?:/s)?\s*"
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -272,7 +273,7 @@ class Collective:
         if not self.like:
             return self.kind
         shape, dtype, device = self.like
-        name = f"all_reduce ({self.kind})" if self.kind in _REDUCE else self.kind
+        name = f"all_reduce ({self.kind})" if self.kind in (*_REDUCE, "tree") else self.kind
         return f"{name} of {str(dtype).removeprefix('torch.')} {tuple(shape)} on {device}"
 
     def come(self, worker: int, given: Any) -> None:
@@ -283,8 +284,10 @@ class Collective:
         """
         self.given[worker] = given
         self.left -= 1
-        if self.kind == "broadcast" and worker == 0:
+        if self.kind == broadcast_from(worker):
             self.total = given.clone()
+        if self.kind == "tree" and not self.left:
+            self.total = in_tree(self.given).clone()
         reduce = _REDUCE.get(self.kind)
         while reduce is not None and self._added < len(self.given) and self.given[self._added] is not None:
             vector = self.given[self._added]
@@ -298,7 +301,7 @@ class Collective:
             size = self.total.nbytes
             return (
                 broadcast_cost(count, size, network)
-                if self.kind == "broadcast"
+                if self.kind.startswith("broadcast")
                 else all_reduce_cost(count, size, network)
             )
         if self.kind == "share":
@@ -317,6 +320,11 @@ class Collective:
         if self.kind == "hand_out":
             return self.given[0][worker].value()
         return [packed.value() for packed in self.given] if worker == 0 or self.kind == "all_gather" else None
+
+
+def broadcast_from(worker: int) -> str:
+    """The kind of a broadcast of this worker's."""
+    return f"broadcast from worker {worker}" if worker else "broadcast"
 
 
 def _larger(total: Tensor, vector: Tensor) -> Tensor:

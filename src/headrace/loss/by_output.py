@@ -1,6 +1,6 @@
 """Metrics of several outputs: which belong to which, and what each looks at."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class MetricsByOutput:
         """By the name of an output or a target; those of the trainer's target by ""."""
         self.missed = False
         """Whether a batch came without outputs since the last report."""
+        self.by_part: dict[int, MetricsByOutput] = {}
+        """What is added for each part of a batch, where batches are cut into parts."""
 
     @property
     def has_objects(self) -> bool:
@@ -70,6 +72,24 @@ class MetricsByOutput:
             twin.parts[name].compared = looks_at
         return twin
 
+    def split(self, parts: Iterable[int]) -> None:
+        """Keeps what is added for each of these parts of a batch apart, until all are computed in their order."""
+        self.by_part = {part: self._twin() for part in parts}
+
+    def _twin(self) -> "MetricsByOutput":
+        compared = {name: part.compared for name, part in self.parts.items()}
+        return self.fresh(lambda name: compared[name])  # type: ignore[arg-type, return-value]
+
+    def compute_of(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+        """Every metric over what was added to this and its twins on other workers, which gave these states."""
+        if not self.by_part:
+            self.join(states, device)
+            return self.compute()
+        total, every = self._twin(), {key: state for each in states for key, state in each.items()}
+        numbers = sorted({int(key.partition(" ")[0]) for key in every})
+        total.join([_of_part(every, number) for number in numbers], device)
+        return total.compute()
+
     def compute(self) -> dict[str, Any]:
         """Every metric over all that was added; plain numbers, or lists for matrices."""
         return {_joint(of, name): value for of, part in self.parts.items() for name, value in part.compute().items()}
@@ -78,6 +98,8 @@ class MetricsByOutput:
         self.missed = False
         for part in self.parts.values():
             part.reset()
+        for twin in self.by_part.values():
+            twin.reset()
 
     @property
     def forgetful(self) -> list[str]:
@@ -86,23 +108,36 @@ class MetricsByOutput:
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the blocks that are not full yet included."""
+        if self.by_part:
+            states = {number: twin.state_dict() for number, twin in self.by_part.items()}
+            return {f"{number} {name}": state for number, each in states.items() for name, state in each.items()}
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def hold(self) -> None:
         """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
         for part in self.parts.values():
             part.hold()
+        for twin in self.by_part.values():
+            twin.hold()
 
     def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
         self.missed = False
-        for name, part in self.parts.items():
+        for number, twin in self.by_part.items():
+            twin.join([_of_part(state, number) for state in states], device)
+        for name, part in self.parts.items() if not self.by_part else ():
             part.join([state[name] for state in states if name in state], device)
 
     @property
     def _wanted(self) -> dict[str, NamedMetric | ObjectMetric]:
         """All metrics by their names in reports."""
         return {_joint(of, name): metric for of, part in self.parts.items() for name, metric in part.wanted.items()}
+
+
+def _of_part(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Of a state, what belongs to one part of a batch."""
+    head = f"{number} "
+    return {key.removeprefix(head): value for key, value in state.items() if key.startswith(head)}
 
 
 def _joint(of: str, name: str) -> str:

@@ -31,6 +31,8 @@ class Outcome:
     """What the model returned, with the batch that it was given, for each of its calls."""
     applied: bool | Tensor = True
     """Whether the update was made; on a device perhaps a flag that the host has not read."""
+    part: int = 0
+    """The part of a batch that was scored, if it was cut into parts."""
 
     @property
     def losses(self) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
             total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
             weight = weight * applied
         tally.add(name, total, weight, coefficient)
-    for part in metrics.parts.values():
+    for name, part in metrics.parts.items():
         metrics.missed |= not outcome.outputs
         for outputs, batch in outcome.outputs:
             compared = part.compared
@@ -200,7 +202,8 @@ def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
             scored, wanted = compared.output(outputs), batch.fields.get(compared.target)
             if compared.dense is not None or type(wanted) is not Tensor:
                 scored, wanted = _dense(scored, batch[compared.target], compared)
-            part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
+            to = metrics.by_part[batch.part].parts[name] if metrics.by_part else part
+            to.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
 
 
 def _dense(outputs: Any, target: Any, compared: Compared) -> tuple[Any, Any]:

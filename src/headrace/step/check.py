@@ -113,12 +113,14 @@ def is_batch(batch: Any, giver: str) -> None:
         )
 
 
-def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int = 1) -> None:
-    """Raises if microbatches or workers would split the batches of an objective that needs whole ones."""
+def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int = 1, parts: int = 0) -> None:
+    """Raises if microbatches, parts or workers would split the batches of an objective that needs whole ones."""
     names = [name for objective in objectives.values() for name in _unsplit(objective)]
-    if not names or (microbatch in (None, "auto") and workers == 1):
+    if not names or (microbatch in (None, "auto") and workers == 1 and not parts):
         return
     how, instead = f"microbatch={microbatch!r} splits batches", "leave microbatch= out"
+    if parts:
+        how, instead = f"parts={parts} cuts every batch", "leave parts= out"
     if workers > 1:
         how = f"{workers} workers share every batch"
         instead = "use one worker, or hr.Periodic(), with which every worker has batches of its own"

@@ -2,8 +2,10 @@
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -69,7 +71,7 @@ def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scal
         name: Term(read(term.sum) * term.times, read(term.weight), term.coefficient, counts=term.counts)
         for name, term in terms.items()
     }
-    return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [])
+    return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [], part=batch.part)
 
 
 def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None]) -> Iterator[Batch]:
@@ -110,45 +112,56 @@ def outcomes_by_block(
 
 def _blocks(pairs: Iterable[tuple[Any, Batch]], streams: Sequence[str]) -> Iterator[tuple[Any, Batch]]:
     """Joins consecutive outputs, as long as each is one tensor with a row for each of its batch."""
-    block: list[tuple[Tensor, Batch]] = []
-    shapes: list[torch.Size] = []
-    size = 0
+    blocks: dict[int, _Block] = {}  # those of each part of a batch have a block of their own
     for outputs, batch in pairs:
-        part = Batch({name: batch[name] for name in streams}, batch.rows)
-        fields: list[Any] = [outputs, *part.fields.values()]
+        few = Batch({name: batch[name] for name in streams}, batch.rows)
+        fields: list[Any] = [outputs, *few.fields.values()]
         joins = all(type(field) is Tensor and field.dim() > 0 and len(field) == batch.rows for field in fields)
-        if block and not (joins and [field.shape[1:] for field in fields] == shapes):
-            yield _joined_block(block)
-            block, size = [], 0
+        shapes = [field.shape[1:] for field in fields] if joins else []
+        block = blocks.get(batch.part)
+        if block is not None and (block.shapes != shapes or block.size >= BLOCK_BYTES):
+            yield blocks.pop(batch.part).joined(batch.part)
+            block = None
         if not joins:
             yield outputs, batch
             continue
-        block.append((outputs, part))
-        shapes = [field.shape[1:] for field in fields]
-        size += sum(field.nbytes for field in fields)
-        if size >= BLOCK_BYTES:
-            yield _joined_block(block)
-            block, size = [], 0
-    if block:
-        yield _joined_block(block)
+        block = block or blocks.setdefault(batch.part, _Block(shapes))
+        block.pairs.append((outputs, few))
+        block.size += sum(field.nbytes for field in fields)
+    for part, block in blocks.items():
+        yield block.joined(part)
 
 
-def _joined_block(block: Sequence[tuple[Tensor, Batch]]) -> tuple[Tensor, Batch]:
-    batches = [batch for _, batch in block]
-    return torch.cat([outputs for outputs, _ in block]), Batch(concat(batches), sum(batch.rows for batch in batches))
+@dataclass(slots=True)
+class _Block:
+    """Consecutive outputs, whose rows have these shapes, with the batches that they are of."""
+
+    shapes: list[torch.Size]
+    pairs: list[tuple[Tensor, Batch]] = field(default_factory=list)
+    size: int = 0
+
+    def joined(self, part: int) -> tuple[Tensor, Batch]:
+        batches = [batch for _, batch in self.pairs]
+        batch = Batch(concat(batches), sum(batch.rows for batch in batches))
+        batch.part = part
+        return torch.cat([outputs for outputs, _ in self.pairs]), batch
 
 
-AddUp = Callable[[LossSums, MetricsByOutput], tuple[dict[str, float], dict[str, Any]]]
+Found = tuple[dict[str, float], dict[str, Any]]
+AddUp = Callable[[LossSums, MetricsByOutput], Found]
 """Losses and metrics over what was seen, here and by other workers."""
+AddUpParts = Callable[[Mapping[int, LossSums], MetricsByOutput], Found]
+"""The same, of what was seen of each part of the batches."""
 
 
-def score(outcomes: Iterable[Outcome], name: str, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
+def score(outcomes: Iterable[Outcome], name: str, metrics: MetricsByOutput, add_up: AddUpParts) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
-    tally = LossSums()
+    tallies: dict[int, LossSums] = defaultdict(LossSums, {0: LossSums()})
     with torch.no_grad():
         for outcome in outcomes:
-            record(outcome, tally, metrics)
-    row = report(name, tally, metrics, add_up)
+            record(outcome, tallies[outcome.part], metrics)
+    together = LossSums.of([tally.totals() for tally in tallies.values()])
+    row = report(name, together, metrics, lambda _, metrics: add_up(tallies, metrics))
     if not row:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
     return row

@@ -34,8 +34,8 @@ Divide = Callable[[Weights], Weights]
 class PassContext:
     """The passes of one optimizer's updates: chooses how each is made, and adds up what they give."""
 
-    def __init__(self, steps: StepState, objective: Objective, arena: Arena, buffers: Buffers, *, scored: bool) -> None:
-        self.objective, self.arena, self.buffers = objective, arena, buffers
+    def __init__(self, steps: StepState, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
+        self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self.guard, self.strategy = steps.guard, steps.strategy
         self.device = next(iter(arena.params)).device
         memory = None if self.strategy.joint else self.strategy.comm.memory  # joint ones take turns within a pass
@@ -46,12 +46,25 @@ class PassContext:
         """Whether other optimizers have some of the model's parameters."""
         self.is_sharing = False
         """Whether the workers have begun to add up the gradients of the update at hand."""
-        self._steps, self._model, self._precision = steps, steps.model, steps.precision
+        self.model = steps.model
+        self._steps, self._precision = steps, steps.precision
         self._context = steps.precision.context if steps.precision.halves else None
-        self._getters = steps.getters if scored else ()
-        self._shared = SharedTerms(self.strategy, self.device) if self.strategy.shares_updates else None
-        self.bad_workers = (lambda: "") if self._shared is None else self._shared.bad_workers
+        self._getters = steps.getters if steps.scored == name else ()
+        shared = self.strategy.shares_updates or self.strategy.parts
+        self.terms = SharedTerms(self.strategy, self.device) if shared else None
+        """The terms of updates that workers share, or that are made of parts."""
+        self.bad_workers = (lambda: "") if self.terms is None else self.terms.bad_workers
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
+
+    @property
+    def microbatch(self) -> int | None:
+        """Rows that may pass the model at once; `None`: all."""
+        return self._steps.microbatch
+
+    @property
+    def key(self) -> str:
+        """Names the update at hand: the trainer's seed, the key of the optimizer, and how many were made before."""
+        return f"{self._steps.settings.seed} {self.name} {self._steps.count}"
 
     @property
     def may_retry(self) -> bool:
@@ -65,7 +78,7 @@ class PassContext:
             own: Pass = Split(self, rows)
         else:
             own = self.one_pass(batch, first=True) if batch.rows else Eager(self)
-        return own if self._shared is None else SharedPass(self, own, self._shared)
+        return own if self.terms is None else SharedPass(self, own, self.terms)
 
     def one_pass(self, part: Batch, first: bool) -> Pass:
         """How a microbatch, the `first` of an update or not, passes the model: a replay, or a pass by torch."""
@@ -85,10 +98,10 @@ class PassContext:
         """The terms of a microbatch."""
         try:
             if self._context is None:
-                terms = terms_of(self.objective, self._model, part)
+                terms = terms_of(self.objective, self.model, part)
             else:
                 with self._context():
-                    terms = terms_of(self.objective, self._model, part)
+                    terms = terms_of(self.objective, self.model, part)
         except ValueError as error:
             if _SINGLE_ROW in str(error):
                 raise single_row_error() from error
@@ -336,7 +349,7 @@ class SharedPass(Pass):
             return reached
 
         gradients = passes.arena.collect(reduce)
-        self.doubts = terms.settle(outcome, numbers)
+        self.doubts = terms.settle(outcome, list(numbers) if numbers.is_cuda else numbers.tolist())
         return None if passes.has_no_weight(outcome) else gradients
 
     def add(

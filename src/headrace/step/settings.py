@@ -29,6 +29,7 @@ class Settings:
     clip_value: float | None = None
     arena: bool = True
     tape: bool | Literal["auto"] = "auto"
+    seed: int = 0
 
 
 OutputGetter = Callable[[Any], Any]
@@ -67,6 +68,8 @@ class StepState:
         self.failed_step = ""
         """What has ended an update while its optimizer stepped, and may have left half of it."""
         self.change(**asdict(settings))
+        if strategy.parts:
+            warn_where_splits_differ(model, "parts", depth=5)
 
     def change(self, **settings: Any) -> None:
         """The next update is made with these settings."""
@@ -80,7 +83,12 @@ class StepState:
     def halve(self, rows: int) -> bool:
         """Makes the microbatch half of what did not fit; says whether it may and can."""
         at_once = min(rows, self.microbatch or rows)
-        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
+        if (
+            self.strategy.parts
+            or not self.adapts
+            or at_once == 1
+            or not all(objective.splits for objective in self.objectives.values())
+        ):
             return False
         self.microbatch = -(-at_once // 2)
         warnings.warn(
@@ -96,15 +104,15 @@ def draws_random(module: nn.Module) -> bool:
     return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))
 
 
-def warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
+def warn_where_splits_differ(model: nn.Module, into: str = "microbatches", depth: int = 4) -> None:
     """Warns of layers for which a microbatch is not the same as the same rows in a whole batch."""
     kinds = {
         type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _BATCH_NORM) or draws_random(m))
     }
     if kinds:
         warnings.warn(
-            f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
-            "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
+            f"the model has {', '.join(sorted(kinds))}: with {into} its statistics or random numbers are those of "
+            f"each of the {into}, so the update is close to that of the whole batch, not equal to it.",
             stacklevel=depth,
         )
 

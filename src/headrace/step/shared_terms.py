@@ -1,7 +1,7 @@
 """The terms of an update that several workers make together: what each is divided by, and what they add up to."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,21 +28,26 @@ class SharedTerms:
         self._divisors: Weights | None = None
         self._facts: dict[str, tuple[float, bool, bool]] = {}
         self._has_facts = False
-        self._local: list[Scalar] = []  # this worker's numbers that have to be finite
+        self._local: list[Scalar] = []  # this worker's numbers of an update that have to be finite
 
     def begin(self, batch: Batch) -> None:
         """A pass over a batch begins. One that is made again, in smaller parts, divides by what is known already."""
         if batch is not self._batch:
             self._batch, self._divisors = batch, None
+        self._local = []
 
     def divide(self, weights: Weights) -> Weights:
         """What to divide the terms by: the weights of the whole batch. A worker without rows has none."""
+        return self.divide_parts({0: weights}, lambda rows: self._strategy.totals(rows[0]))
+
+    def divide_parts(
+        self, parts: Mapping[int, Weights], add_up: Callable[[Mapping[int, Weights]], dict[str, Any]]
+    ) -> Weights:
+        """The same for the weights of several parts, which are added up together with those of other workers."""
         if self._divisors is None:
             if not self._names:
-                self._compare_names(list(weights))
-            others = float(bool(weights) and weights.keys() != set(self._names))
-            known = {name: weights.get(name, 0.0) for name in self._names}
-            totals = self._strategy.totals({_OTHERS: others, **known})
+                self._compare_names(list(next(iter(parts.values()), ())))
+            totals = add_up({part: self._row(weights) for part, weights in parts.items()})
             if totals.pop(_OTHERS):
                 raise ConfigError(
                     f"the terms of an update are not those of the first one ({', '.join(self._names)}). Several "
@@ -51,17 +56,30 @@ class SharedTerms:
             self._divisors = totals
         return self._divisors
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the terms, and of a number that is 0 where all workers have these."""
+        return [_OTHERS, *self._names]
+
     def numbers(self, outcome: Outcome, buffers: Scalar) -> Tensor:
         """What travels with the gradients: whether this worker's buffers are finite, and the sums of its part."""
-        sums = [outcome.terms[name].sum if name in outcome.terms else 0.0 for name in self._names]
-        self._local = [buffers, *sums]
-        if not any(isinstance(number, Tensor) for number in self._local):
-            return torch.tensor(self._local, dtype=torch.float64)
-        return torch.stack([torch.as_tensor(n, dtype=torch.float32, device=self._device) for n in self._local])
+        found = self.sums(outcome, buffers)
+        if self._device.type == "cpu":
+            return torch.tensor(found, dtype=torch.float64)
+        return torch.stack([torch.as_tensor(n, dtype=torch.float32, device=self._device) for n in found])
 
-    def settle(self, outcome: Outcome, numbers: Tensor) -> Weights:
+    def sums(self, outcome: Outcome, buffers: Scalar) -> list[Scalar]:
+        """`numbers` as they are."""
+        found = [buffers, *(outcome.terms[name].sum if name in outcome.terms else 0.0 for name in self._names)]
+        self._local += found
+        return found
+
+    def _row(self, weights: Weights) -> Weights:
+        others = float(bool(weights) and weights.keys() != set(self._names))
+        return {_OTHERS: others, **{name: weights.get(name, 0.0) for name in self._names}}
+
+    def settle(self, outcome: Outcome, numbers: Sequence[Any]) -> Weights:
         """The outcome becomes that of all workers; the number that shows whether all buffers are finite."""
-        found: Sequence[Any] = list(numbers) if numbers.is_cuda else numbers.tolist()
         self._facts |= {name: (term.coefficient, term.counts, term.summed) for name, term in outcome.terms.items()}
         if not self._has_facts:  # a worker that has had no rows yet learns of them from the others
             for other in self._strategy.comm.all_gather({name: list(facts) for name, facts in self._facts.items()}):
@@ -69,14 +87,16 @@ class SharedTerms:
             self._has_facts = True
         assert self._divisors is not None
         outcome.terms = {}
-        for name, total in zip(self._names, found[1:], strict=True):
+        for name, total in zip(self._names, numbers[1:], strict=True):
             coefficient, counts, summed = self._facts.get(name, (1.0, True, False))
             outcome.terms[name] = Term(total, self._divisors[name], coefficient, counts=counts, summed=summed)
         self._batch = None  # another update of this batch may have other weights
-        return {"a buffer of some worker": found[0]}
+        return {"a buffer of some worker": numbers[0]}
 
     def bad_workers(self) -> str:
         """On which workers a loss or a buffer was not finite, for a message. All workers call this together."""
+        if self._strategy.comm.count == 1:
+            return ""
         is_bad = not all(math.isfinite(number) for number in self._local)
         bad = [str(worker) for worker, each in enumerate(self._strategy.comm.all_gather(is_bad)) if each]
         return f" on worker{'s' * (len(bad) > 1)} {', '.join(bad)}" if bad else ""

@@ -17,6 +17,7 @@ from ..errors import HeadraceError, OutOfMemoryError, is_out_of_memory
 from ..loss.objective import Objective
 from ..loss.outcome import Outcome
 from ..store.rng import capture_torch, restore_torch
+from .parts import Parts
 from .passes import Pass, PassContext
 from .settings import StepState, draws_random
 
@@ -29,7 +30,8 @@ class Update:
 
     def __init__(self, steps: StepState, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.arena, self.buffers = name, arena, buffers
-        self.passes = passes = PassContext(steps, objective, arena, buffers, scored=steps.scored == name)
+        self.passes = passes = PassContext(steps, name, objective, arena, buffers)
+        self._parts = None if passes.terms is None or not steps.strategy.parts else Parts(passes, passes.terms)
         self.tapes, self.guard, self.device = passes.tapes, steps.guard, passes.device
         self.scales, self.bad_workers = passes.scales, passes.bad_workers
         self.draws = self.device.type == "cpu" or any(map(draws_random, steps.model.modules()))
@@ -64,7 +66,7 @@ class Update:
     def prepare(self, batch: Batch) -> Made:
         """How batches like this one are updated with."""
         self._batch = batch
-        return Made(self, batch, self.passes.of(batch))
+        return Made(self, batch, self._parts or self.passes.of(batch))
 
     # --- the optimizer ------------------------------------------------------------------------------------
 

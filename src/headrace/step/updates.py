@@ -108,7 +108,8 @@ class Updates(StepState):
         self.expect()
         buffers = Buffers(self.model, packed=self.settings.arena)
         is_large = sum(p.nbytes for p in self.model.parameters()) > LARGEST
-        largest = LARGEST_PACKED if is_large and self.strategy.comm.count == 1 else None
+        is_alone = self.strategy.comm.count == 1 and not self.strategy.parts
+        largest = LARGEST_PACKED if is_large and is_alone else None
         each: list[Update] = []
         try:
             for name, optimizer in self.optimizers.items():
@@ -162,8 +163,9 @@ class Updates(StepState):
 
     # --- state --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, seed: int) -> None:
         """A training begins, and counts its updates anew."""
+        self.change(seed=seed)
         self.count = self._checked = 0
         self._not_finite = None
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..data.batch import Batch, State, Stream
 from ..data.fields import Field, has_rows
 from ..data.ragged import Ragged
-from ..data.source import WHOLE, Shard, Source, Table, check_batch, check_names
+from ..data.shard import WHOLE, Shard
+from ..data.source import Source, Table, check_batch, check_names
 from ..data.sparse import Sparse
 from ..errors import SourceError
 from ..store.codec import decode, encode

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from ..data.source import Shard, Source, Table
+from ..data.shard import Shard
+from ..data.source import Source, Table
 from ..store import rng
 from .batches import ENDLESS, Pulled, Pulls, SavedState, Seen, rows_of, same, same_state, uncut
 from .trial import PromiseTrial, Report, in_threads

@@ -93,7 +93,7 @@ class Loop:
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info = self._trainer, self._info
-        trainer.updates.begin()
+        trainer.updates.begin(trainer.seed)
         self._workers.enter(self._plan.train, trainer.all_modules, self._facts(), self._signals)
         self._checkpointer.choose(trainer.model, self._at.settings)
         info.run = info.history.run = self._checkpointer.path

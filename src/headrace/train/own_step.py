@@ -25,7 +25,10 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
     with nullcontext() if unsaved is None else unsaved.watching():
         outcome = as_outcome(trainer.train_step(batch), "train_step", batch)
     if updates.count == made:
-        check.own_update(trainer.resume_settings | asdict(updates.settings), trainer.strategy.shares_updates)
+        check.own_update(
+            trainer.resume_settings | asdict(updates.settings),
+            trainer.strategy.shares_updates or trainer.strategy.parts > 0,
+        )
         updates.count += 1
     updates.watch(outcome)
     return outcome

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import rewound
-from ..data.source import WHOLE, Source
+from ..data.shard import WHOLE
+from ..data.source import Source
 from ..loss.objective import Supervised, measured_by, scoring
 from ..loss.outcome import Outcome, as_outcome
 from ..step import check, evaluate
 from ..step.arguments import data_sets, source_on
 from ..step.weights import categories_of
+from ..store import rng
 from ..watch.callback import Callback
 from ..watch.passes import PassCallbacks
 from .plan import all_callbacks
@@ -64,11 +67,15 @@ def score(
     shares = all(each.splits for each in trainer.eval_objectives.values())  # otherwise each worker scores all rows
     metrics = team.fresh(metrics) if shares else metrics
     joins = not trainer.has_own_evaluate_step and len(trainer.eval_objectives) == 1
-    with _once(trainer, source, batch_size, shares) as feed:
+    parts = trainer.strategy.parts if shares else 0
+    with _once(trainer, source, batch_size, shares, times=parts or 1) as feed:
         limited = evaluate.limited(feed, limit, trainer.signals.check_scoring)
         batches = _with_callbacks(trainer, callbacks, feed, limited)
+        if parts:
+            batches = _parts(trainer, name, batches)
         outcomes: Iterable[Outcome] = (
-            as_outcome(trainer.evaluate_step(batch), "evaluate_step", batch) for batch in batches
+            replace(as_outcome(trainer.evaluate_step(batch), "evaluate_step", batch), part=batch.part)
+            for batch in batches
         )
         if joins and isinstance(objective, Supervised) and objective.joins:
             read, scored = trainer.updates.guard.read, metrics.targets
@@ -79,13 +86,30 @@ def score(
         return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
 
 
+def _parts(trainer: Trainer, name: str, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """This worker's parts of batches that are scored. What a model draws for one is keyed, as in an update."""
+    before, key = rng.capture(trainer.device), f"{trainer.seed} {name} {trainer.updates.count}"
+    try:
+        for number, batch in enumerate(batches):
+            for part in trainer.workers.cut(batch):
+                rng.seed(f"{key} {number} {part.part}", trainer.device)
+                yield part
+    finally:
+        rng.restore(before, trainer.device)
+
+
 @contextmanager
-def _once(trainer: Trainer, source: Source, batch_size: int | None, shares: bool = True) -> Iterator[Feed]:
-    """The batches of one pass over data in eval mode; this worker's part of them if they are shared."""
+def _once(
+    trainer: Trainer, source: Source, batch_size: int | None, shares: bool = True, times: int = 1
+) -> Iterator[Feed]:
+    """The batches of one pass over data in eval mode; this worker's part of them if they are shared.
+
+    `times`: how many times as many rows a batch has as pass the model at once.
+    """
     feed = Feed(
         source,
         trainer.device,
-        batch_size=batch_size or trainer.batch_sizes.first,
+        batch_size=(batch_size or trainer.batch_sizes.first) * times,
         macrobatch=trainer.macrobatch,
         waiting=trainer.signals.check_scoring,
         shard=trainer.workers.shard if shares else WHOLE,

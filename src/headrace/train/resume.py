@@ -56,6 +56,8 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
         cursor = common["source"]["initial"] | {"pass": common["counters"]["epochs"]}
         source, place = common["source"] | {"cursor": cursor}, common["place"] | {"batch": 0, "ends_epoch": True}
         return common | {"source": source, "place": place}, [_joined(workers[0], workers[:1])]
+    if strategy.parts and is_same:  # every worker takes what belongs to its parts
+        return common, [_joined(workers[0], workers) | {"tally": [workers[0]["tally"]]}] * count
     if is_same and len(workers) == count:
         return common, [_joined(own, [own]) for own in workers]
     measured = workers

@@ -139,10 +139,10 @@ class Trainer:
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
-        check.can_split(self.objectives, microbatch)
+        check.can_split(self.objectives, microbatch, parts=self.strategy.parts)
         if stays_ordinary(model, self.objectives, tape):
             arena = tape = False
-        settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape)
+        settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape, seed)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         getters = self.metrics.output_getters(measured_by(self.objectives, target))
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every

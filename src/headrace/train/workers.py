@@ -6,18 +6,19 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..arena.replica import Replica
 from ..data.batch import Batch
-from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.source import WHOLE, Shard, Source
-from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError, WorkerError
+from ..data.shard import WHOLE, Shard
+from ..data.source import Source
+from ..errors import ConfigError, NonFiniteError, WorkerError
 from ..length import Counters, Length
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
@@ -28,12 +29,12 @@ from ..watch.info import Best, Info
 from ..workers.dealt import Dealt, as_long_as_any
 from ..workers.strategy import Single, Strategy
 from .checkpoint import WorkerState
+from .gathered import gathered
 from .resume import Resumed
 from .same_data import SameBatchCheck, compare
 from .schedule import Rates
 from .vote import StopVote, by_leader
 
-RAGGED = "headrace.Ragged"
 Report = tuple[dict[str, float], dict[str, Any]]
 """Losses and metrics by name."""
 
@@ -50,11 +51,11 @@ class Workers:
         self.strategy, self.comm, self.device = strategy, strategy.comm, device
         self.in_step = self.comm.count > 1 and not strategy.centered
         """Whether there are others, and all make equally many updates."""
-        self.shard: Shard = self.comm.shard if self.in_step else WHOLE
+        self.shard: Shard = strategy.shard if self.in_step else WHOLE
         """The part of every batch, and of data to be scored or predicted, that is this worker's."""
         self.times = self.comm.count if self.in_step and not strategy.joint else 1
         """How many times as large as a worker's update a batch of all workers is."""
-        self.gather: Gather | None = self._gather if self.in_step else None
+        self.gather: Gather | None = partial(gathered, self.comm, self.shard) if self.in_step else None
         """Joins what several workers predict; `None` where one does it all."""
         self._rows = 0  # of this worker's, since `rate` was called, or data were scored
         self._since = self.comm.now()
@@ -71,6 +72,7 @@ class Workers:
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         """The training data as this worker reads them, whose updates have so many rows."""
+        self._check_shards(train)
         if not self.in_step:
             return train
         if train.own_size and not train.shards and not self.strategy.joint:
@@ -86,6 +88,14 @@ class Workers:
                 train.compare_batch = SameBatchCheck(self.comm, train.title)
         return train
 
+    def _check_shards(self, source: Source) -> None:
+        if self.strategy.parts and source.shards and not source.elastic:
+            raise ConfigError(
+                f"{source.title} shares its rows by itself, in a way that may depend on the number of workers (its "
+                "`elastic` is False), and parts= promises the same bits for any number. Leave shards = True out, or "
+                "give every worker the rows that shard.of(size) says, with elastic = True."
+            )
+
     def enter(self, train: Source, modules: Sequence[nn.Module], facts: Mapping[str, Any], signals: Signals) -> None:
         """A training begins: raises unless these facts about it are the same for all, who get the same weights."""
         self.rates, self._vote, self._agrees, self._has_warned = [], StopVote(self.comm), True, False
@@ -93,14 +103,17 @@ class Workers:
         if self.in_step:
             tensors = {f"{k or ''}{n}": t for k, module in enumerate(modules) for n, t in tensors_of(module).items()}
             model = {name: f"{str(t.dtype)[6:]}{list(t.shape)}" for name, t in tensors.items()}
-            every = self.comm.gather({**facts, "model": model})
+            threads = torch.get_num_threads() if self.strategy.parts else None
+            every = self.comm.gather({**facts, "model": model, "threads": threads})
             by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
             self.broadcast_weights(modules)
 
     def begin(self, info: Info, rates: Rates, resumed: Resumed | None) -> bool:
         """The model has its weights, and its optimizers their state. Whether all workers have the same weights."""
         replica, own = info.replica, {} if resumed is None else resumed.mine["replica"]
-        self._measures = self.strategy.shares_updates and bool(replica.statistics)
+        self._measures = self.strategy.shares_updates and not self.strategy.parts and bool(replica.statistics)
+        for source in info.scored.values():
+            self._check_shards(source)
         for name, source in info.scored.items() if self.in_step else ():
             if not (source.shards or source.thread_safe):
                 source.compare_batch = SameBatchCheck(self.comm, f"{name} data", first=True)
@@ -164,7 +177,7 @@ class Workers:
     def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
         """Losses and metrics over what was trained since the last report."""
         joint = self.strategy.joint  # of updates that they make together, everybody knows the losses
-        losses, scores, self.rates = self.added_up(sums, metrics, joint, self.rate())
+        losses, scores, self.rates = self.added_up({0: sums}, metrics, joint, self.rate())
         return losses, scores
 
     def has_more_rows(self, info: Info) -> bool:
@@ -280,20 +293,26 @@ class Workers:
 
     def fresh(self, metrics: MetricsByOutput) -> MetricsByOutput:
         """Metrics of which every worker sees a part."""
-        if self.in_step:
+        if self.strategy.parts:
+            metrics.split(self.strategy.shard.mine)
+        if self.in_step or self.strategy.parts:
             metrics.hold()
         return metrics
 
-    def scored(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
-        """Losses and metrics over data that were scored, each worker's part of them."""
+    def cut(self, batch: Batch) -> list[Batch]:
+        """The parts of a batch that this worker scores, one after the other."""
+        return self.strategy.shard.parts_of(batch)
+
+    def scored(self, sums: Mapping[int, LossSums], metrics: MetricsByOutput) -> Report:
+        """Losses and metrics over data that were scored, each worker's part of them; `sums` by parts of batches."""
         losses, scores, _ = self.added_up(sums, metrics)
         self.rate()  # the time that it took is no time of the training
         return losses, scores
 
-    def scored_by_each(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
+    def scored_by_each(self, sums: Mapping[int, LossSums], metrics: MetricsByOutput) -> Report:
         """Losses and metrics over data that every worker has scored completely."""
         self.rate()
-        return sums.read(), metrics.compute()
+        return sums[0].read(), metrics.compute()
 
     def rate(self) -> float:
         """Rows a second of this worker since the last call."""
@@ -303,19 +322,20 @@ class Workers:
         return rate
 
     def added_up(
-        self, sums: LossSums, metrics: MetricsByOutput, joint: bool = False, fact: Any = None
+        self, sums: Mapping[int, LossSums], metrics: MetricsByOutput, joint: bool = False, fact: Any = None
     ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
         """Losses and metrics over what all workers have seen, and a `fact` of each; `joint`: all know all losses."""
-        if not self.in_step:
-            return sums.read(), metrics.compute(), []
-        gathered = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
+        if not (self.in_step or self.strategy.parts):
+            return sums[0].read(), metrics.compute(), []
+        totals = [[part, each.totals()] for part, each in sums.items()]
+        gathered = self.comm.gather([totals, metrics.state_dict() if metrics else None, fact])
 
         def add_up() -> list[Any]:
             assert gathered is not None
-            if metrics:
-                metrics.join([state for _, state, _ in gathered], self.device)
-            losses = LossSums.of([totals for totals, _, _ in gathered[: 1 if joint else None]]).read()
-            return [losses, metrics.compute(), [fact for _, _, fact in gathered]]
+            scores = metrics.compute_of([state for _, state, _ in gathered], self.device) if metrics else {}
+            parts = [pair for totals, _, _ in gathered[: 1 if joint else None] for pair in totals]
+            losses = LossSums.of([totals for _, totals in sorted(parts, key=itemgetter(0))]).read()
+            return [losses, scores, [fact for _, _, fact in gathered]]
 
         losses, scores, facts = by_leader(self.comm, add_up)
         return losses, scores, facts
@@ -331,26 +351,6 @@ class Workers:
                 self.comm.broadcast(dense.view(-1))
                 if dense is not tensor:
                     tensor.copy_(dense)
-
-    def _gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
-        """The outputs of all workers in the order of the rows; `totals`: how many rows each batch has."""
-        try:
-            flat = [tree_flatten(output) for output in outputs]
-            every = self.comm.all_gather([[_sent(leaf) for leaf in leaves] for leaves, _ in flat])
-        except CheckpointError as error:
-            raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
-        rest, shards = [iter(sent) for sent in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
-        joined: list[Any] = []
-        for total in totals:
-            for shard, theirs in zip(shards, rest, strict=True):
-                start, stop = shard.of(total)
-                if start < stop:
-                    leaves = [_received(leaf) for leaf in next(theirs)]
-                    if flat:
-                        joined.append(tree_unflatten(leaves, flat[0][1]))
-                    else:  # this worker had no rows, and does not know the form
-                        joined.append(leaves[0] if len(leaves) == 1 else tuple(leaves))
-        return joined
 
     def _differs(self, info: Info) -> bool:
         """Whether the weights to judge and to keep are others than the model's own."""
@@ -385,13 +385,3 @@ def _put_back(replica: Replica, saved: Mapping[str, Any]) -> None:
         replica.write(replica.joined(saved["weights"]))
         for count, before in zip(replica.counts, saved["counts"], strict=True):
             count.copy_(before)
-
-
-def _sent(leaf: Any) -> Any:
-    """A part of an output as it travels: sequences as what they are made of."""
-    return {RAGGED: [_sent(leaf.values), leaf.offsets]} if isinstance(leaf, Ragged) else leaf
-
-
-def _received(sent: Any) -> Any:
-    """What `_sent` was given."""
-    return Ragged(*map(_received, sent[RAGGED])) if isinstance(sent, dict) else sent

@@ -145,4 +145,5 @@ class SWA(Average):
 
 def _averaged(info: Info) -> list[Tensor]:
     """The tensors that are averaged."""
-    return info.replica.tensors if info.alone else info.replica.values
+    measured_alike = info.alone or info.trainer.strategy.parts  # statistics, by all workers
+    return info.replica.tensors if measured_alike else info.replica.values

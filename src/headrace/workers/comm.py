@@ -8,12 +8,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from ..data.source import WHOLE, Shard
+from ..data.shard import WHOLE, Shard
 from ..errors import ConfigError
 from .center import TIMEOUT_S, Center
 from .center_state import CenterState, LocalCenter
 
-Op = Literal["sum", "max"]
+Op = Literal["sum", "max", "tree"]
+"""How vectors become one. "tree", of 2, 4, 8, … workers: two and two are added, and their sums again."""
 NO_CENTER = (
     "this strategy needs a center, which workers started by torch.distributed do not have. "
     "Use engine='ray', or engine='local' to rehearse it."
@@ -82,8 +83,8 @@ class Comm(ABC):
         return Done()
 
     @abstractmethod
-    def broadcast(self, vector: Tensor) -> None:
-        """The vector becomes that of worker 0."""
+    def broadcast(self, vector: Tensor, worker: int = 0) -> None:
+        """The vector becomes that of one worker."""
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any] | None:
@@ -134,7 +135,7 @@ class Null(Comm):
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         pass
 
-    def broadcast(self, vector: Tensor) -> None:
+    def broadcast(self, vector: Tensor, worker: int = 0) -> None:
         pass
 
     def gather(self, value: Any) -> list[Any] | None:

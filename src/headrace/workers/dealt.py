@@ -6,7 +6,8 @@ import torch
 
 from ..data.batch import Batch, Macrobatch, State
 from ..data.reader import SourceWrapper
-from ..data.source import WHOLE, Shard, Source
+from ..data.shard import WHOLE, Shard
+from ..data.source import Source
 from .comm import Comm
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from torch._C._distributed_c10d import Store
 
 from .. import errors
-from ..data.source import Shard
+from ..data.shard import Shard
 from ..errors import HeadraceError, WorkerError
 
 BEAT_S = 0.5

@@ -5,7 +5,8 @@ from itertools import accumulate, pairwise
 
 from ..data.batch import Batch, Macrobatch, State
 from ..data.reader import Reader, SourceWrapper
-from ..data.source import WHOLE, Shard, Source
+from ..data.shard import WHOLE, Shard
+from ..data.source import Source
 from ..errors import ConfigError, SourceError
 from .center import Center, Lease
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ..data.source import Shard
+from ..data.shard import Shard
 from ..errors import WorkerError
 from ..store import system
 from .comm import Done, Op, Pending
@@ -193,7 +193,9 @@ class _SharedReduction:
 def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
     """`out` becomes the sum, or the maximum, in this order; it may be none of the vectors."""
     first, second, *others = vectors
-    if op == "max":
+    if op == "tree":
+        out.copy_(in_tree(vectors))
+    elif op == "max":
         torch.maximum(first, second, out=out)
         for other in others:
             torch.maximum(out, other, out=out)
@@ -206,6 +208,14 @@ def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
         torch.add(first, second, out=out)
         for other in others:
             out.add_(other)
+
+
+def in_tree(vectors: Sequence[Tensor]) -> Tensor:
+    """The sum of two and two, of the sums again two and two, and so on; none of the vectors changes."""
+    if len(vectors) == 1:
+        return vectors[0]
+    middle = len(vectors) // 2
+    return torch.add(in_tree(vectors[:middle]), in_tree(vectors[middle:]))
 
 
 def _lost(index: int, what: str) -> WorkerError:

@@ -1,12 +1,14 @@
 """The base class of strategies, and the strategy of a worker alone."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..arena.arena import Arena
 from ..arena.replica import Replica
+from ..data.shard import Shard
 from ..length import Counters
 from .comm import Comm, Null
 
@@ -23,6 +25,8 @@ class Strategy:
 
     joint: ClassVar[bool] = False
     centered: ClassVar[bool] = False
+    parts: int = 0
+    """Into how many parts a batch is cut, whose sums are the same whoever computes them; 0: into none."""
 
     def __init__(self) -> None:
         self.comm: Comm = Null()
@@ -30,6 +34,11 @@ class Strategy:
     def join(self, comm: Comm) -> None:
         """Before anything else: the worker that this is."""
         self.comm = comm
+
+    @property
+    def shard(self) -> Shard:
+        """The part of every batch that is this worker's."""
+        return replace(self.comm.shard, parts=self.parts)
 
     @property
     def shares_updates(self) -> bool:

@@ -12,6 +12,7 @@ from ..arena.arena import Arena
 from ..arena.replica import Replica
 from ..arena.vectors import Slot, Vector
 from ..errors import ConfigError, ModelError, unknown
+from ..length import whole
 from .comm import Comm, Pending, mean
 from .here import here
 from .strategy import Single, Strategy
@@ -25,13 +26,27 @@ class Synchronous(Strategy):
     Gradients of large models travel in chunks while the backward pass still computes others. `compress` halves what
     travels, "bf16" or "fp16": every worker's gradients are rounded to it.
 
+    `parts` cuts every batch into so many consecutive parts. Each is computed by itself, as a microbatch is, and their
+    sums are added up in one fixed tree, whoever computes them: any number of workers up to `parts` makes the same
+    update, bit for bit, on processors of one kind with equally many threads. A part begins with the buffers of before
+    the update, and its random numbers are keyed by the trainer's seed, the step and the part.
+
     A worker that is lost ends the others; they go on from the last checkpoint.
     """
 
     joint: ClassVar[bool] = True
 
-    def __init__(self, *, compress: Literal["bf16", "fp16"] | None = None) -> None:
+    def __init__(self, *, compress: Literal["bf16", "fp16"] | None = None, parts: int | None = None) -> None:
         super().__init__()
+        if parts is not None and not (whole(parts) or 0) >= 2:
+            raise ConfigError(f"parts= is a whole number from 2 on, as in parts=8; got {parts!r}.", argument="parts")
+        if parts is not None and compress is not None:
+            raise ConfigError(
+                "compress= rounds what each worker sends, so that the bits depend on the number of workers: it does "
+                "not go with parts=. Leave one of them out.",
+                argument="compress",
+            )
+        self.parts = parts or 0
         if compress is not None and compress not in _FORMATS:
             raise ConfigError(unknown("compress", compress, _FORMATS))
         self.compress = compress
@@ -41,6 +56,13 @@ class Synchronous(Strategy):
     def join(self, comm: Comm) -> None:
         super().join(comm)
         self._chunks = {}
+        if self.parts and comm.count > self.parts:
+            raise ConfigError(
+                f"{comm.count} workers cannot share {self.parts} parts: each needs one at least. Start at most "
+                f"{self.parts} workers, or train with parts={comm.count} or more from the beginning: the bits of a "
+                "training belong to its number of parts.",
+                argument="parts",
+            )
 
     def release(self) -> None:
         for chunks in self._chunks.values():
@@ -56,12 +78,7 @@ class Synchronous(Strategy):
         return dict(zip(weights, numbers.tolist(), strict=True))
 
     def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
-        for param in arena.loose:
-            if param.grad is not None and param.grad.is_sparse:
-                raise ModelError(
-                    f"{arena.names[param]!r} has sparse gradients, which workers cannot add up. Make it with "
-                    "sparse=False, or use a strategy of local updates, as Periodic."
-                )
+        refuse_sparse(arena)
         buckets = self._of(arena)
         found = buckets.finish(torch.cat([numbers, buckets.reach.flags(reached, numbers)]))
         agreed = buckets.reach.anywhere(found[len(numbers) :])
@@ -71,6 +88,8 @@ class Synchronous(Strategy):
 
     def agreed(self, replica: Replica) -> list[Tensor]:
         """Weights are the same everywhere; of what the workers have measured of their rows, the mean."""
+        if self.parts:  # what they have measured is the same, too
+            return replica.tensors
         return [*replica.values, *mean(self.comm, replica.statistics, 1)]
 
     def _of(self, arena: Arena) -> "GradientBuckets":
@@ -95,6 +114,16 @@ def join(strategy: Strategy | None) -> Strategy:
         )
     strategy.join(comm)
     return strategy
+
+
+def refuse_sparse(arena: Arena) -> None:
+    """Raises after a backward pass that has given sparse gradients."""
+    for param in arena.loose:
+        if param.grad is not None and param.grad.is_sparse:
+            raise ModelError(
+                f"{arena.names[param]!r} has sparse gradients, which workers cannot add up. Make it with "
+                "sparse=False, or use a strategy of local updates, as Periodic."
+            )
 
 
 CHUNK_BYTES = 4 << 20

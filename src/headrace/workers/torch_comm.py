@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..data.source import Shard
+from ..data.shard import Shard
 from ..errors import ConfigError
 from ..store import system
 from .comm import Comm, Op, Pending
@@ -71,6 +72,8 @@ class TorchComm(Comm):
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         if self._shared is not None and vector.device.type == "cpu":
             self._call(self._shared.all_reduce, vector, op)
+        elif op == "tree":
+            self._call(self._added_in_tree, vector)
         else:
             self._call(self._reduced, vector, op)
 
@@ -79,8 +82,8 @@ class TorchComm(Comm):
             return _TorchReduction(self, self._call(self._shared.start, vector, op))
         return _TorchReduction(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
 
-    def broadcast(self, vector: Tensor) -> None:
-        self._call(self._broadcast, vector)
+    def broadcast(self, vector: Tensor, worker: int = 0) -> None:
+        self._call(self._broadcast, vector, worker)
 
     def gather(self, value: Any) -> list[Any] | None:
         message = pack(value)
@@ -156,8 +159,19 @@ class TorchComm(Comm):
     def _reduced(self, vector: Tensor, op: Op) -> None:
         self._group(vector).allreduce([vector], self._options[op]).wait()
 
-    def _broadcast(self, vector: Tensor) -> None:
-        self._group(vector).broadcast(vector, 0).wait()
+    def _added_in_tree(self, vector: Tensor) -> None:
+        """Two and two workers exchange what they have; of a sum of two, the order does not matter."""
+        group, theirs, distance = self._group(vector), torch.empty_like(vector), 1
+        while distance < self.count:
+            other = self.shard.index ^ distance
+            calls = [partial(group.send, [vector], other, 0), partial(group.recv, [theirs], other, 0)]
+            for pending in [call() for call in (calls if other > self.shard.index else reversed(calls))]:
+                pending.wait()
+            vector.add_(theirs)
+            distance *= 2
+
+    def _broadcast(self, vector: Tensor, worker: int = 0) -> None:
+        self._group(vector).broadcast(vector, worker).wait()
 
     def _share(self, message: Tensor | None) -> Tensor:
         size = _size(message)

@@ -8,7 +8,8 @@ import numpy as np
 from ...data.order import Indices, Order
 from ...data.reader import Reader
 from ...data.reading import Reading
-from ...data.source import Shard, Table
+from ...data.shard import Shard
+from ...data.source import Table
 
 
 class Shuffle(NamedTuple):

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...data.source import Shard
+from ...data.shard import Shard
 from ...errors import WorkerError
 from ...workers.center import Center
 from ...workers.comm import Comm, Null, Op
 from ...workers.heartbeat import BEAT_S, WorkerStatus, write_status
 from ...workers.join import attempt_of, connect
+from ...workers.shared import in_tree
 from ...workers.torch_comm import TorchComm
 from ...workers.wire import pack, unpack
 from .center import RayCenter, patience_s
@@ -138,13 +139,15 @@ class RayComm(Comm):
         number = self._begin(op)
         self._give(f"{number}/{self.shard.index}", pack(vector))
         total, *others = (unpack(self._take(f"{number}/{worker}")) for worker in range(self.count))
-        for other in others:  # in the order of workers: the same bits for all
+        if op == "tree":
+            total = in_tree([total, *others])
+        for other in others if op != "tree" else ():  # in the order of workers: the same bits for all
             total = torch.maximum(total, other) if op == "max" else total + other
         vector.copy_(total)
 
-    def broadcast(self, vector: Tensor) -> None:
-        number = self._begin("broadcast")
-        if self.leader:
+    def broadcast(self, vector: Tensor, worker: int = 0) -> None:
+        number = self._begin(f"broadcast {worker}")
+        if self.shard.index == worker:
             self._give(f"{number}", pack(vector))
         else:
             vector.copy_(unpack(self._take(f"{number}")))

@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ...data.source import Shard
+from ...data.shard import Shard
 from ...errors import ConfigError, WorkerError
 from ...workers.comm import Comm
 from ...workers.heartbeat import FailureReport, WorkerStatus, read_place, read_status

@@ -99,7 +99,7 @@ class Tapes:
             self._refuse(f"the model is on {device}")
         elif self.possible and arena is not None and not arena.vectors:
             self._refuse("no parameter is stored in a vector, as with arena=False")
-        elif self.possible and any(map(_is_compiled, model.modules())):
+        elif self.possible and any(map(is_compiled, model.modules())):
             self._refuse("the model is compiled")
         elif wanted == "auto" and sum(p.nbytes for p in model.parameters()) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
@@ -371,7 +371,8 @@ class Tapes:
             raise ModelError(f"tape=True, and a pass cannot be recorded: {why}. Use tape='auto'.")
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` has been applied to a module."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 

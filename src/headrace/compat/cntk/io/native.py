@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ....data.batch import Batch, Stream
 from ....data.ragged import Ragged
-from ....data.source import WHOLE, Shard, Source
+from ....data.shard import WHOLE, Shard
+from ....data.source import Source
 from ....errors import SourceError
 from ....testing.sources import check_source
 from ....testing.trial import Report

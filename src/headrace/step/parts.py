@@ -1,0 +1,203 @@
+"""The pass of a batch that is cut into parts: the same bits, however many workers share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..data.batch import Batch
+from ..errors import ConfigError, ModelError
+from ..loss.objective import module_of
+from ..loss.outcome import Outcome
+from ..store import rng
+from ..workers.comm import largest
+from ..workers.synchronous import Reach, refuse_sparse
+from ..workers.tree import Node, WorkerTree, is_part, tree_sum
+from .passes import Pass, PassContext, Weights
+from .shared_terms import SharedTerms
+from .tape.tapes import is_compiled
+
+
+@dataclass(slots=True, eq=False)
+class _Sum:
+    """What a subtree of parts gives: gradients as the arena stores them, then the changes of buffers."""
+
+    tensors: list[Tensor]
+
+
+class Parts(Pass):
+    """One pass for each of this worker's parts. Sums, weights, gradients and buffers are added up in a fixed tree."""
+
+    def __init__(self, passes: PassContext, terms: SharedTerms) -> None:
+        super().__init__(passes)
+        self._terms, self._comm, self._shard = terms, passes.strategy.comm, passes.strategy.shard
+        self._arena, self._buffers, self._device = passes.arena, passes.buffers, passes.device
+        self._reach = Reach(passes.arena, self._comm.count)
+        self._tree = WorkerTree(self._comm, self._shard)
+        self._objective = module_of(passes.objective)
+        check_can_be_cut(passes.model, self._objective)
+        self._spare: list[list[Tensor]] = []  # memory for sums, from update to update
+        self._live: _Sum | None = None  # that of the last part, while its gradients are in the arena's own memory
+        self._each: dict[int, Outcome] = {}
+        self._reached: list[bool] = []  # which parameters the parts of this worker have reached
+        self._random: dict[str, Any] | None = None  # where the generators stood, once a part has moved them
+        self._counted: Tensor | None = None  # by how much they have moved the counters among the buffers, at most
+
+    def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
+        parts = {part.part: part for part in self._shard.parts_of(batch)}
+        self._check(parts)
+        cuts = self._shard.cuts(batch.total)
+        self._terms.begin(batch)
+        divisors = self._divisors(parts, cuts)
+        self._live, self._counted, self._each, self._reached = None, None, {}, []
+
+        def computed(node: Node) -> _Sum | None:
+            return self._compute(parts[node[0]], divisors) if node[0] in parts else None
+
+        self._random, versions = None, self._versions()
+        try:
+            found = {node: tree_sum(node, computed, is_part, self._add) for node in self._tree.nodes}
+        finally:
+            if self._random is not None:
+                rng.restore(self._random, self._device)
+        if self._live is not None:
+            torch._foreach_add_(self._live.tensors, 0.0)
+        sums = {node: each.tensors for node, each in found.items() if each is not None}
+        self._check_objective(versions)
+        self._add_terms(outcome, cuts)
+        if self._comm.count > 1:
+            self._comm.worked(batch.rows)
+        reached = self._reached_anywhere()
+        gradients = self._add_vectors(sums, cuts)
+        return None if self._passes.has_no_weight(outcome) else self._arena.settle(gradients, reached)
+
+    def add(self, batch: Batch, outcome: Outcome, divide: Any = None, last: Any = None) -> None:
+        raise NotImplementedError("a batch that is cut into parts is no part of another")
+
+    def _check(self, parts: Mapping[int, Batch]) -> None:
+        most, rows = max((part.rows for part in parts.values()), default=0), self._passes.microbatch
+        if rows is not None and rows < most:
+            raise ConfigError(
+                f"microbatch={rows} is less than the {most} rows of a part. A part passes the model at once, since its "
+                f"bits depend on all its rows: use more than parts={self._shard.parts}, or a larger microbatch.",
+                argument="microbatch",
+            )
+
+    def _versions(self) -> dict[str, int]:
+        return {} if self._objective is None else {n: b._version for n, b in self._objective.named_buffers()}
+
+    def _check_objective(self, versions: Mapping[str, int]) -> None:
+        """Raises if the parts of a batch have changed buffers of the loss, which are not added up."""
+        if changed := [name for name, version in self._versions().items() if version != versions.get(name)]:
+            raise ModelError(
+                f"the loss changes its buffer {changed[0]!r} in every update. Where a batch is cut into parts, only "
+                "buffers of the model may change: make the loss a part of the model, or leave parts= out."
+            )
+
+    # --- what this worker computes ------------------------------------------------------------------------
+
+    def _compute(self, part: Batch, divisors: Weights) -> _Sum:
+        """The pass of one part."""
+        passes, arena = self._passes, self._arena
+        if self._live is not None:
+            self._live.tensors = self._copy(self._live.tensors)
+        one = passes.one_pass(part, first=True)
+        if one.draws:
+            self._random = self._random or rng.capture(self._device)
+            rng.seed(f"{passes.key} {part.part}", self._device)
+        outcome = self._each[part.part] = Outcome({})
+        arena.begin(one.fills)
+        one.add(part, outcome, lambda _: divisors)
+        refuse_sparse(arena)
+        reached = arena.reached()
+        self._reached = [a or b for a, b in zip(self._reached or reached, reached, strict=True)]
+        self._live = _Sum(arena.gradients())
+        if self._buffers.exist:
+            growth, counted = self._buffers.take_growth()
+            self._live.tensors.append(growth * part.rows)
+            self._counted = counted if self._counted is None else torch.maximum(self._counted, counted)
+        return self._live
+
+    def _add(self, left: _Sum, right: _Sum) -> _Sum:
+        torch._foreach_add_(left.tensors, right.tensors)  # a zero on the left has no sign, nor has their sum then
+        if right is self._live:
+            self._live = None
+        else:
+            self._spare.append(right.tensors)
+        return left
+
+    def _copy(self, tensors: list[Tensor]) -> list[Tensor]:
+        copy = self._spare.pop() if self._spare else []
+        if [tensor.shape for tensor in copy] != [tensor.shape for tensor in tensors]:
+            copy = [torch.empty_like(tensor) for tensor in tensors]
+        for here, there in zip(tensors, copy, strict=True):
+            torch.add(here, 0.0, out=there)
+        return copy
+
+    # --- what all workers have computed -------------------------------------------------------------------
+
+    def _divisors(self, parts: Mapping[int, Batch], cuts: Sequence[int]) -> Weights:
+        """What the terms are divided by: the weights of all parts of all workers."""
+
+        def add_up(rows: Mapping[int, Weights]) -> dict[str, Any]:
+            names = self._terms.names
+            numbers = {part: [weights[name] for name in names] for part, weights in rows.items()}
+            return dict(zip(names, self._tree.numbers(numbers, len(names), cuts, self._device), strict=True))
+
+        weights = {number: self._passes.totals([part]) for number, part in parts.items()}
+        return self._terms.divide_parts(weights, add_up)
+
+    def _add_terms(self, outcome: Outcome, cuts: Sequence[int]) -> None:
+        """The terms of the outcome become those of the whole batch; its outputs stay those of this worker."""
+        terms, count = self._terms, len(self._terms.names)
+        rows = {number: terms.sums(each, 0.0) for number, each in self._each.items()}
+        for each in self._each.values():
+            outcome.terms = outcome.terms or each.terms
+            outcome.outputs += each.outputs
+        terms.settle(outcome, self._tree.numbers(rows, count, cuts, self._device))
+
+    def _reached_anywhere(self) -> list[bool]:
+        """Which parameters any part of any worker has reached."""
+        reached = self._reached or [False] * len(self._arena.names)
+        if self._comm.count == 1:
+            return reached
+        self._passes.is_sharing = True  # from here on the others count on this pass
+        flags = self._reach.flags(reached, torch.empty(0, dtype=torch.float64)).clone()
+        self._comm.all_reduce(flags)
+        return self._reach.anywhere(flags)
+
+    def _add_vectors(self, sums: Mapping[Node, list[Tensor]], cuts: Sequence[int]) -> list[Tensor]:
+        """Gradients become those of the whole batch, which are returned, and buffers what all parts make of them."""
+        gradients = self._arena.gradients()
+        if not self._buffers.exist:
+            self._tree.vectors(sums, gradients, cuts)
+        else:
+            growth, none = self._buffers.take_growth()  # of nothing: this gives their forms
+            counted = none if self._counted is None else self._counted
+            self._tree.vectors(sums, [*gradients, growth], cuts)
+            largest(self._comm, [counted])
+            self._buffers.grow(growth / cuts[-1], counted)
+        self._spare += [each for each in sums.values() if self._live is None or each is not self._live.tensors]
+        return gradients
+
+
+def check_can_be_cut(model: nn.Module, objective: nn.Module | None) -> None:
+    """Raises if the bits of a pass are known to depend on more than its rows, the weights and the random numbers."""
+    if any(map(is_compiled, model.modules())):
+        raise ConfigError(
+            "a compiled model chooses its kernels by the shapes that it has met before, which differ from worker to "
+            "worker: parts= cannot give the same bits. Leave compile= out, or parts=.",
+            argument="parts",
+        )
+    for name, module in objective.named_modules() if objective is not None and objective is not model else ():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"the loss measures statistics of its rows, in {name or type(module).__name__!r}. Where a batch is cut "
+                "into parts, only the model may: make the loss a part of the model, or leave parts= out.",
+                argument="parts",
+            )
