@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit import ray_cases, worker_cases
+from kit import ray_cases, same_bits, worker_cases
 from kit.sockets import LOOPBACK, listening
 
 import headrace as hr
@@ -184,3 +184,11 @@ def test_what_cannot_be_sent_to_a_worker_is_named(ray_cluster: Any) -> None:
 def test_two_workers_keep_the_promises_of_all_engines(ray_after_a_loss: Any, tmp_path: Path) -> None:
     _, found, _ = ray_after_a_loss
     worker_cases.check_subset(found["subset"], tmp_path, worker_cases.METRICS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model has:UserWarning")
+def test_batches_in_parts_give_the_bits_of_one_worker(ray_cluster: Any) -> None:
+    torch.set_num_threads(1)
+    name = "BatchNorm, dropout"
+    assert same_bits.differing(same_bits.train(name, {}), job(same_bits.train, name, {}, workers=2)) == []
