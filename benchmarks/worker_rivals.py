@@ -27,6 +27,7 @@ from worker_team import end_with_parent, move_apart
 
 INPUTS, CLASSES = 784, 10
 CHECKED_STEPS = 20
+PARTS = 8
 
 TIMEOUT = datetime.timedelta(seconds=60)
 
@@ -125,6 +126,20 @@ def synchronous(work: Work, x: Tensor, y: Tensor) -> tuple[Job, nn.Module]:
     return _fit(hr.Synchronous(), work.batch, work, x, y)
 
 
+def in_parts(work: Work, x: Tensor, y: Tensor) -> tuple[Job, nn.Module]:
+    """The same update, with bits that do not depend on the number of workers."""
+    import headrace as hr
+
+    return _fit(hr.Synchronous(parts=PARTS), work.batch, work, x, y)
+
+
+def in_microbatches(work: Work, x: Tensor, y: Tensor) -> tuple[Job, nn.Module]:
+    """The same update by as many passes of as many rows."""
+    import headrace as hr
+
+    return _fit(hr.Synchronous(), work.batch, work, x, y, microbatch=work.batch // PARTS)
+
+
 def periodic(work: Work, x: Tensor, y: Tensor) -> tuple[Job, nn.Module]:
     """The same, but every worker updates a replica of its own, and they agree every 16 updates."""
     import headrace as hr
@@ -132,7 +147,9 @@ def periodic(work: Work, x: Tensor, y: Tensor) -> tuple[Job, nn.Module]:
     return _fit(hr.Periodic(every="16 steps"), work.share, work, x, y)
 
 
-def _fit(strategy: Any, batch_size: int, work: Work, x: Tensor, y: Tensor) -> tuple[Job, nn.Module]:
+def _fit(
+    strategy: Any, batch_size: int, work: Work, x: Tensor, y: Tensor, microbatch: int | None = None
+) -> tuple[Job, nn.Module]:
     import headrace as hr
 
     model = work.model()
@@ -141,6 +158,7 @@ def _fit(strategy: Any, batch_size: int, work: Work, x: Tensor, y: Tensor) -> tu
         loss=nn.CrossEntropyLoss(),
         optimizer=work.optimizer(model),
         batch_size=batch_size,
+        microbatch=microbatch,
         strategy=strategy,
         metrics=["accuracy"],
         device="cpu",
@@ -153,6 +171,8 @@ RIVALS: Mapping[str, Prepare] = {
     "ddp-again": ddp,
     "accelerate": accelerate,
     "headrace synchronous": synchronous,
+    "headrace in parts": in_parts,
+    "headrace in microbatches": in_microbatches,
     "headrace periodic": periodic,
 }
 

@@ -1,11 +1,12 @@
 """What several workers cost and gain by headrace, beside DistributedDataParallel, Accelerate and Ray, all in one run.
 
-    python benchmarks/workers.py [--quick] [--only steps,link,center,virtual]
+    python benchmarks/workers.py [--quick] [--only steps,link,center,virtual,parts]
 
 Two processes of one thread each, on one host; on two hosts joined by a slow link for `link`, which needs root; actors
-of a Ray cluster on this machine for `center`; one process for `virtual`. Every repeat times every rival, in an order
-drawn anew; a ratio is the median of the repeats' quotients. `ddp-again` is the loop by hand once more: its distance
-from 1 is the noise of the run. The peers come with `pip install .[bench,ray]`; a missing one is skipped.
+of a Ray cluster on this machine for `center`; one process for `virtual`; one, two and four for `parts`. Every repeat
+times every rival, in an order drawn anew; a ratio is the median of the repeats' quotients. `ddp-again` is the loop by
+hand once more: its distance from 1 is the noise of the run. The peers come with `pip install .[bench,ray]`; a missing
+one is skipped.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ WORKS = ({"hidden": 128, "steps": 300}, {"hidden": 512, "steps": 150}, {"hidden"
 SHARE = 32  # rows of each worker in an update
 DDP, AGAIN, ACCELERATE = "ddp", "ddp-again", "accelerate"
 SYNCHRONOUS, PERIODIC = "headrace synchronous", "headrace periodic"
+IN_PARTS, MICROBATCHES = "headrace in parts", "headrace in microbatches"
+IN_PARTS_WORKS = ({"hidden": 512, "steps": 24}, {"hidden": 2048, "steps": 6})
+IN_PARTS_BATCH = 2048  # rows of an update, whoever computes them
 STEPS_TARGETS = (
     Target("throughput of synchronous / DDP's", DDP, SYNCHRONOUS, ">=", 1.0),
     Target("throughput of periodic / DDP's", DDP, PERIODIC, ">=", 3.0),
@@ -78,6 +82,24 @@ def measure_steps(quick: bool, repeats: int, report: Report) -> None:
             judge(report, f"width {hidden}: {target.part}", samples, target)
         apart = found[SYNCHRONOUS]["from_ddp"]
         report.verdicts.append(Verdict(f"width {hidden}: weights from DDP's", "<=", SAME, apart))
+
+
+def measure_parts(quick: bool, repeats: int, report: Report) -> None:
+    """Milliseconds an update whose bits do not depend on the number of workers, beside others of as many rows."""
+    for work in IN_PARTS_WORKS:
+        for workers in (1, 2, 4):
+            rival = MICROBATCHES if workers == 1 else SYNCHRONOUS
+            rivals = [DDP, SYNCHRONOUS, IN_PARTS, *([MICROBATCHES] if workers == 1 else [])]
+            job = {"part": "steps", "repeats": repeats, "rivals": rivals}
+            share = IN_PARTS_BATCH // workers
+            found = run(job | {"work": work | {"share": share}}, workers=workers, limit_s=400.0)
+            samples = {name: Sample(one["seconds"], one["loss"]) for name, one in found.items()}
+            title = f"MLP 784-{work['hidden']}-{work['hidden']}-10, {IN_PARTS_BATCH} rows"
+            report.say(f"\nparts: {title}; {workers} worker{'s' * (workers > 1)}")
+            show(report, samples, rival, work["steps"] / 1e3, ("ms/update", f"x {rival}'s throughput"), faster=True)
+            report.record.setdefault("parts", []).append(work | {"workers": workers, "rivals": found})
+            wanted = Target("parts", rival, IN_PARTS, ">=", 1 / 1.05 if workers == 1 else 0.9)
+            judge(report, f"parts: width {work['hidden']}, {workers} workers: throughput / {rival}'s", samples, wanted)
 
 
 def measure_link(quick: bool, repeats: int, report: Report) -> None:
@@ -162,6 +184,7 @@ PARTS: dict[str, Callable[[bool, int, Report], None]] = {
     "link": measure_link,
     "center": measure_center,
     "virtual": measure_virtual,
+    "parts": measure_parts,
 }
 
 

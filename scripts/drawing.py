@@ -63,6 +63,10 @@ class Drawing:
         if text:
             self.text((x1 + x2) / 2, min(y1, y2) - 6, text, size=11, color=LINE, anchor="middle")
 
+    def curve(self, points: Sequence[tuple[float, float]], color: str, width: float) -> None:
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._parts.append(f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="{width:g}"/>')
+
     @property
     def svg(self) -> str:
         width, height = self._size

@@ -33,6 +33,7 @@ SHOWN = {  # by picture: the files whose code it shows
     "progress": ("src/headrace/watch/progress.py", RECIPE),
     "report": ("src/headrace/watch/report/*", RECIPE),
     "rehearsal": ("src/headrace/app/rehearse.py", RECIPE),
+    "same_bits": ("src/headrace/step/parts.py", "src/headrace/workers/tree.py", "tests/kit/same_bits.py"),
 }
 NAMES = {
     "raw": "hand-written loop",
@@ -239,7 +240,42 @@ def rehearsal(room: Path) -> None:
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=500)
 
 
-MADE: dict[str, Callable[[Path], Any]] = {"progress": progress, "report": report, "rehearsal": rehearsal}
+def same_bits(room: Path) -> None:
+    """The losses of a transformer with dropout on 1, 3 and 8 workers, without parts and with them."""
+    import warnings
+
+    import torch
+    from kit import same_bits as kit
+
+    import headrace as hr
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    fit = {"epochs": 12, "log_every": "1 step"}
+    drawing = Drawing(760, 250, "The losses of one training on 1, 3 and 8 workers, without parts and with them")
+    styles = (("1 worker", "#80cbc4", 7), ("3 workers", GREY, 3.5), ("8 workers", INK, 1.2))
+    for panel, parts in enumerate((None, 8)):
+        left = 16 + 380 * panel
+        drawing.text(left, 26, "Synchronous()" if parts is None else f"Synchronous(parts={parts})", bold=True)
+        for workers, (_, color, width) in zip((1, 3, 8), styles, strict=True):
+            bits = hr.launch(kit.train, "transformer, dropout", fit, parts, workers=workers)
+            losses = bits["reported train/loss"]
+            heights = (40 + 170 * (losses.max() - losses) / (losses.max() - losses.min())).tolist()
+            drawing.curve([(left + 348 * k / len(heights), y) for k, y in enumerate(heights)], color, width)
+    for number, (name, color, width) in enumerate(styles):
+        x = 16 + 110 * number
+        drawing.curve([(x, 236), (x + 24, 236)], color, width)
+        drawing.text(x + 30, 240, name, size=12)
+    drawing.text(744, 240, "loss of every update; a transformer with dropout", size=12, color=LINE, anchor="end")
+    (PICTURES / "same_bits.svg").write_text(drawing.svg)
+
+
+MADE: dict[str, Callable[[Path], Any]] = {
+    "progress": progress,
+    "report": report,
+    "rehearsal": rehearsal,
+    "same_bits": same_bits,
+}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -194,7 +194,8 @@ def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
     """`out` becomes the sum, or the maximum, in this order; it may be none of the vectors."""
     first, second, *others = vectors
     if op == "tree":
-        out.copy_(in_tree(vectors))
+        middle = len(vectors) // 2
+        torch.add(in_tree(vectors[:middle]), in_tree(vectors[middle:]), out=out)
     elif op == "max":
         torch.maximum(first, second, out=out)
         for other in others:
