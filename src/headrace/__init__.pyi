@@ -57,6 +57,8 @@ from .loss.objective import Objective as Objective
 from .loss.objective import Terms as Terms
 from .loss.outcome import Outcome as Outcome
 from .loss.translate import RowMean as RowMean
+from .record.diff import diff as diff
+from .record.record import Record as Record
 from .step.weights import load_weights as load_weights
 from .train.runs import Run as Run
 from .train.schedule import OneCycle as OneCycle

@@ -154,6 +154,27 @@ class Order:
             return self._mixed(epoch, positions, blocks, slot)
         return self._two_levels(positions, blocks, inside, tail, slot)
 
+    def positions(self, epoch: int, row: int) -> list[int]:
+        """Where a row stands in an epoch; one place, found without looking at any other."""
+        rows = np.array([row], dtype=np.int64)
+        if self.kind == "none":
+            return [row]
+        blocks, inside, tail, slot = self._permutations(epoch)
+        if self.kind == "full":
+            return [int(blocks.inverse(rows)[0])]
+        ids, offsets = np.divmod(rows, self.block)
+        place = ids if blocks is None else blocks.inverse(ids)
+        before = int(place[0]) * self.block - (self._missing if place[0] > slot else 0)
+        if self.mix == 1:
+            if inside is not None:
+                offsets = tail.inverse(offsets) if ids[0] == self._tail else inside.inverse(offsets, tweak=_mix(ids))
+            return [before + int(offsets[0])]
+        group = place // self.mix
+        first = self._end(int(group[0]) * self.mix, slot)
+        size = self._end((int(group[0]) + 1) * self.mix, slot) - first
+        shuffle = Permutation(size, "mixed", VERSION, self.seed, epoch, self.block, self.mix)
+        return [first + int(shuffle.inverse(np.array([before + int(offsets[0]) - first]), tweak=_mix(group))[0])]
+
     def stretches(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
         """The runs of rows on disk that positions `start` to `stop` are taken from, in the order they come up.
 
@@ -274,6 +295,23 @@ class MixOrder:
             return positions
         first = int(positions.min())
         return self.indices(epoch, first, int(positions.max()) + 1)[positions - first]
+
+    def positions(self, epoch: int, row: int) -> list[int]:
+        """Where a row stands in an epoch: nowhere, once, or more often."""
+        k = next(k for k, end in enumerate(self._firsts[1:]) if row < end)
+        order, share, found = self._orders[k], self._shares[k], []
+        first, last = epoch * self.n, (epoch + 1) * self.n
+        turn = first // ROUND * share
+        while (its := turn // order.n) * order.n < -(-last // ROUND) * share:
+            place = order.positions(its, row - self._firsts[k])[0] if order.n > 1 else 0
+            number, nth = divmod(its * order.n + place, share)
+            numbers = np.arange(number * ROUND, (number + 1) * ROUND)
+            slots = Permutation(ROUND, "mix", VERSION, self.seed)(numbers % ROUND, tweak=numbers // ROUND)
+            owners = np.searchsorted(np.cumsum([0, *self._shares]), slots, side="right") - 1
+            at = number * ROUND + int(np.flatnonzero(owners == k)[nth])
+            found += [at - first] if first <= at < last else []
+            turn = (its + 1) * order.n
+        return sorted(found)
 
     def _rows_of(self, first: int, last: int) -> Indices:
         """The rows of rounds `first` to `last`. Each has as many turns of a table, so that they follow one another."""

@@ -1,0 +1,173 @@
+"""A run as a record: its steps, reports and checkpoints, and what can be found out from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.reader import Reader
+from ..errors import CheckpointError, RunError
+from ..step.arguments import source_on
+from ..store import disk
+from ..store.checkpoints import Store
+from ..store.document import LARGE_BYTES, read_document
+from ..store.rows import read_row
+from ..store.run import CHECKPOINTS, METRICS, RUN, run_id
+from ..train.checkpoint import Checkpoint, decode
+from ..train.trainer import Trainer
+from ..watch.history import History
+from .fork import begin_fork
+from .places import Places
+from .replay import advance, load_state, replaying
+from .verify import Certificate, certify
+from .why import Why, explain
+from .without import train_without
+
+
+class Record:
+    """What a run has kept: `record = hr.Record("runs/a")`. It is read, and never changed.
+
+    `trainer` and `train`, where they are asked for, are made as those of the run were; further arguments are those of
+    `fit` that matter for the training, such as `callbacks` and `val`. The trainer ends in another state.
+    """
+
+    def __init__(self, run: str | Path) -> None:
+        self.path = disk.run_path(run)
+        self.id = run_id(self.path)
+        self._store = Store(self.path / CHECKPOINTS, self.id)
+
+    # --- what is there ------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps that have a checkpoint."""
+        return self._store.steps()
+
+    @cached_property
+    def reports(self) -> list[dict[str, Any]]:
+        """What was reported, a row for each report."""
+        with disk.failing(f"reading {self.path / METRICS}", self.path):
+            lines = disk.read_file(self.path / METRICS, LARGE_BYTES).splitlines(keepends=True)
+        return [row for line in lines if (row := read_row(line)) is not None]
+
+    @property
+    def steps(self) -> int:
+        """How many updates are known to have been made."""
+        return max([*self.checkpoints, *(row["step"] for row in self.reports)], default=0)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the training, as plain values."""
+        return dict(self._last.common["config"])
+
+    @property
+    def parent(self) -> dict[str, Any] | None:
+        """The run that this one was forked from, and the step; `None` of one that began by itself."""
+        found: dict[str, Any] | None = read_document(self.path / RUN).get("parent")
+        return found
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The state of a step that has a checkpoint, verified."""
+        return decode(self._store.load(step))
+
+    def before(self, step: int) -> int:
+        """The last step with a checkpoint that is not behind this one."""
+        known = [each for each in self.checkpoints if each <= step]
+        if not known or step < 0:
+            first = f"the first checkpoint is of step {self.checkpoints[0]}" if self.checkpoints else "it has none"
+            raise RunError(
+                f"{self.path} cannot go back to step {step}: {first}. Keep more of them: "
+                "hr.Run(path, keep='all', every='100 steps')."
+            )
+        return known[-1]
+
+    def loss(self, step: int) -> float | None:
+        """The loss that was reported of this update alone; `None` where a report is of several."""
+        rows = {row["step"]: row for row in self.reports}
+        alone = step in rows and (step == 1 or step - 1 in rows)
+        return float(rows[step]["train/loss"]) if alone and "train/loss" in rows[step] else None
+
+    # --- rows -------------------------------------------------------------------------------------------------
+
+    def rows(self, step: int, train: Any = None) -> list[int]:
+        """The rows that an update used, in their order. Nothing is trained: the order alone says it.
+
+        A mix of tables has to be given. Rows are those of the table that was trained on, which may be a split.
+        """
+        self._check(step)
+        return self.places(train).rows_of(step)
+
+    def when(self, row: int, train: Any = None) -> list[int]:
+        """The updates that used a row."""
+        return self.places(train).steps_of(row, self.steps)
+
+    def places(self, train: Any = None) -> Places:
+        """The places of updates in the order of the rows."""
+        reader = None if train is None else source_on(train, torch.device("cpu"), "train", *self._order)
+        last = self._last
+        return Places(last.common, len(last.workers), reader if isinstance(reader, Reader) else None)
+
+    @property
+    def _order(self) -> tuple[str, int]:
+        config = self._last.common["config"]
+        return config["order"], config["seed"]
+
+    @cached_property
+    def _last(self) -> Checkpoint:
+        contents = self._store.newest()
+        if contents is None:
+            raise CheckpointError(f"{self.path} has no checkpoint.")
+        return decode(contents)
+
+    def _check(self, step: int) -> None:
+        if not 1 <= step <= self.steps:
+            raise RunError(f"{self.path} has made the updates 1 to {self.steps}; there is no update {step!r}.")
+
+    # --- what is trained again ----------------------------------------------------------------------------
+
+    def at(self, step: int, trainer: Trainer, train: Any, **fit: Any) -> Trainer:
+        """The trainer as it was after an update: weights, optimizer, buffers, random state."""
+        first = self.before(step)
+        if first == step:
+            load_state(self.path, step, self.checkpoint(step), trainer, train, fit)
+            return trainer
+        with replaying(self.path, first, self.checkpoint(first), trainer, train, fit) as (loop, _):
+            if advance(loop, step) is None:
+                raise RunError(f"the training ended before step {step}.")
+        return trainer
+
+    def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
+        """Makes an update again, and says what its loss was made of: see `Why`."""
+        self._check(step)
+        return explain(self, step, trainer, train, ahead, fit)
+
+    def verify(
+        self,
+        trainer: Trainer | None = None,
+        train: Any = None,
+        *,
+        segments: int = 3,
+        seed: int = 0,
+        key: str | Path | None = None,
+        **fit: Any,
+    ) -> Certificate:
+        """Checks every hash, and trains `segments` stretches between checkpoints again: see `Certificate`."""
+        return certify(self, trainer, train, segments, seed, key, fit)
+
+    def fork(self, run: str | Path, at: int, trainer: Trainer | None = None, train: Any = None, **fit: Any) -> Record:
+        """Begins another run with the state of a step, which has a checkpoint or is trained up to."""
+        if at not in self.checkpoints and trainer is None:
+            raise RunError(
+                f"{self.path} has no checkpoint of step {at} (it has {', '.join(map(str, self.checkpoints))}). Give "
+                "the trainer and the data, and the step is trained up to: record.fork(run, at, trainer, train)."
+            )
+        begin_fork(self, disk.run_path(run), at, trainer, train, fit)
+        return Record(run)
+
+    def without(self, rows: Collection[int], trainer: Trainer, train: Any, *, run: str | Path, **fit: Any) -> History:
+        """Trains again without these rows, from before they were first used: see `train_without`."""
+        return train_without(self, sorted(set(rows)), trainer, train, disk.run_path(run), fit)

@@ -1,0 +1,105 @@
+"""Trains again, from a checkpoint of a run, in a folder of its own: the run itself is never touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..store import rng
+from ..store.checkpoints import Store
+from ..store.run import CHECKPOINTS, RUN, run_id
+from ..train.checkpoint import Checkpoint
+from ..train.runs import Run
+from ..train.trainer import Trainer
+from ..watch.callback import Callback
+from ..watch.info import Info
+
+NEVER = "1000000000 steps"
+
+
+@contextmanager
+def replaying(
+    run: Path, step: int, checkpoint: Checkpoint, trainer: Trainer, train: Any, fit: Mapping[str, Any]
+) -> Iterator[tuple[Generator[Info], Path]]:
+    """The loop of a training that goes on from a checkpoint of a run, and the folder in which it does.
+
+    When it is closed, its state is saved there.
+    """
+    say_where_not_exact(checkpoint, trainer, fit)
+    common = checkpoint.common
+    every = {name: common["config"][name] for name in ("log_every", "validate_every") if name in common["config"]}
+    with tempfile.TemporaryDirectory(prefix="headrace-replay-") as room:
+        place = Path(room, "run")
+        copy_checkpoint(run, step, place)
+        options = {**common["limits"], **every, **fit}
+        kept = Run(place, resume="must", every=NEVER, keep="all", logs=False)
+        loop = trainer.steps(train, run=kept, **options)
+        try:
+            yield loop, place
+        finally:
+            loop.close()
+
+
+class _LoadedError(Exception):
+    """The state has been loaded, and no update is wanted."""
+
+
+class _Stop(Callback):
+    def on_fit_start(self, info: Info) -> None:
+        raise _LoadedError
+
+
+def load_state(
+    run: Path, step: int, checkpoint: Checkpoint, trainer: Trainer, train: Any, fit: Mapping[str, Any]
+) -> None:
+    """The trainer gets the state of a checkpoint; nothing is trained."""
+    fit = {**fit, "callbacks": [*fit.get("callbacks", ()), _Stop()]}
+    with replaying(run, step, checkpoint, trainer, train, fit) as (loop, _), suppress(_LoadedError):
+        next(loop)
+    rng.restore(checkpoint.workers[0]["rng"], trainer.device)
+
+
+def advance(loop: Generator[Info], step: int) -> Info | None:
+    """Trains up to a step, and gives what the loop shows there; nothing where the loop began there."""
+    for info in loop:
+        if info.step == step:
+            return info
+        if info.step > step:
+            break
+    return None
+
+
+def copy_checkpoint(run: Path, step: int, place: Path) -> None:
+    """Makes a run that has one checkpoint of another; its files are shared where the file system allows that."""
+    name = Store(run / CHECKPOINTS, run_id(run)).at(step).name
+    target = place / CHECKPOINTS / name
+    target.mkdir(parents=True)
+    shutil.copyfile(run / RUN, place / RUN)
+    for file in sorted((run / CHECKPOINTS / name).iterdir()):
+        with suppress(OSError):
+            os.link(file, target / file.name)
+            continue
+        shutil.copyfile(file, target / file.name)
+
+
+def say_where_not_exact(checkpoint: Checkpoint, trainer: Trainer, fit: Mapping[str, Any]) -> None:
+    """Warns before a replay that may give other bits than the run had."""
+    common, workers = checkpoint.common, len(checkpoint.workers)
+    reasons = []
+    if workers != trainer.workers.comm.count and not trainer.strategy.parts:
+        reasons.append(
+            f"{workers} workers made the updates, and {trainer.workers.comm.count} makes them now: only "
+            "hr.Synchronous(parts=...) gives the same bits on another number"
+        )
+    given = {type(callback).__name__ for callback in fit.get("callbacks", ())}
+    known = [name.partition(" ")[0].partition(":")[0] for name in common["callbacks"]]
+    if missing := sorted({name for name in known if name not in given}):
+        reasons.append(f"the run had the callbacks {', '.join(missing)}, which are not given")
+    for reason in reasons:
+        warnings.warn(f"this replay may not be exact: {reason}.", stacklevel=5)

@@ -1,0 +1,175 @@
+"""Checks a run: the hashes of all its checkpoints, and stretches of the training, which are made again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConfigError, CorruptError, RunError
+from ..store import codec
+from ..store.checkpoints import Store
+from ..store.contents import MANIFEST, MODEL, OPTIMIZER
+from ..store.document import read_document
+from ..store.run import CHECKPOINTS, RUN, machine, run_id
+from ..train.checkpoint import decode
+from ..train.trainer import Trainer
+from .replay import advance, replaying
+
+if TYPE_CHECKING:
+    from .record import Record
+
+COMPARED = ("rates", "counters", "source", "frozen", "modules")
+"""The parts of a state that a replay has to give again, beside weights, optimizers and random numbers."""
+OF_STEP = ("updates", "skipped", "scaler")
+"""And what it has to give again of how updates are made."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """The updates between two checkpoints, made again: whether they gave the second one, or what differs."""
+
+    start: int
+    stop: int
+    differs: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Certificate:
+    """What was found: `ok`, the checkpoints with their chained hashes, and the stretches that were made again.
+
+    Each link of the chain is the SHA-256 of the link before it and of the manifest, which has the hashes of all files.
+    """
+
+    run: str
+    id: str
+    checkpoints: dict[int, str]
+    corrupt: dict[int, str]
+    stretches: list[Stretch]
+    machine: dict[str, Any]
+    versions: dict[str, Any]
+    signature: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged, and every stretch gave what the run has."""
+        return not self.corrupt and not any(stretch.differs for stretch in self.stretches)
+
+    def __str__(self) -> str:
+        lines = [f"{self.run}: {len(self.checkpoints)} checkpoints are as they were written"]
+        lines += [f"step {step}: {why}" for step, why in self.corrupt.items()]
+        for each in self.stretches:
+            found = f"differs in {', '.join(each.differs[:5])}" if each.differs else "the same bits"
+            lines.append(f"steps {each.start} to {each.stop}, made again: {found}")
+        return "\n".join(lines)
+
+    def write(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        Path(path).write_text(json.dumps({"ok": self.ok, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+
+
+def certify(
+    record: Record,
+    trainer: Trainer | None,
+    train: Any,
+    segments: int,
+    seed: int,
+    key: str | Path | None,
+    fit: Mapping[str, Any],
+) -> Certificate:
+    """See `Record.verify`."""
+    store = Store(record.path / CHECKPOINTS, record.id)
+    chain, corrupt, link = {}, {}, b""
+    for step in store.steps():
+        try:
+            store.verify(step)
+        except CorruptError as error:
+            corrupt[step] = str(error)
+            continue
+        link = hashlib.sha256(link + (store.at(step) / MANIFEST).read_bytes()).digest()
+        chain[step] = link.hex()
+    pairs = list(pairwise(chain))
+    chosen = sorted(random.Random(seed).sample(pairs, min(segments, len(pairs)))) if trainer is not None else []
+    stretches = [_again(record, start, stop, trainer, train, fit) for start, stop in chosen if trainer is not None]
+    versions = read_document(record.path / RUN).get("versions", {})
+    about = machine(trainer.device) if trainer is not None else {}
+    found = Certificate(str(record.path), record.id, chain, corrupt, stretches, about, versions)
+    if key is not None:
+        found.signature = _signed(found, Path(key))
+    return found
+
+
+def _again(record: Record, start: int, stop: int, trainer: Trainer, train: Any, fit: Mapping[str, Any]) -> Stretch:
+    """Trains from one checkpoint to the next, and compares the state with that of the run."""
+    with replaying(record.path, start, record.checkpoint(start), trainer, train, fit) as (loop, place):
+        if advance(loop, stop) is None:
+            raise RunError(f"the training ended before step {stop}.")
+        loop.close()
+        return Stretch(start, stop, differences(record.path, place, stop))
+
+
+def differences(one: Path, other: Path, step: int) -> list[str]:
+    """What differs between the checkpoints of a step in two runs, by names of tensors and of parts."""
+    loaded = [Store(run / CHECKPOINTS, run_id(run)).load(step) for run in (one, other)]
+    found = []
+    for file in (MODEL, OPTIMIZER):
+        a, b = (contents.tensors.get(file, {}) for contents in loaded)
+        found += [f"{file}: {name}" for name in sorted(a.keys() | b.keys()) if not _same(a.get(name), b.get(name))]
+    a_state, b_state = map(decode, loaded)
+    for part in COMPARED:
+        if digest_of(_comparable(a_state.common[part])) != digest_of(_comparable(b_state.common[part])):
+            found.append(part)
+    found += [
+        name for name in OF_STEP if digest_of(a_state.common["step"][name]) != digest_of(b_state.common["step"][name])
+    ]
+    for number, (a_own, b_own) in enumerate(zip(a_state.workers, b_state.workers, strict=False)):
+        if digest_of(a_own["rng"]) != digest_of(b_own["rng"]):
+            found.append(f"random state of worker {number}")
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return digest_of(a) == digest_of(b)
+
+
+def _comparable(value: Any) -> Any:
+    """A part without what belongs to the clock or to the data, which are compared by themselves."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _comparable(each) for name, each in value.items() if name not in ("minutes", "fingerprint")}
+
+
+def digest_of(value: Any) -> str:
+    """A value as text, tensors by their bytes."""
+    tensors: codec.Tensors = {}
+    text = json.dumps(codec.encode(value, tensors, "value"), sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(name.encode() + str(tensor.dtype).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _signed(certificate: Certificate, key: Path) -> str:
+    """The signature of the certificate by a key of ssh."""
+    text = json.dumps({"ok": certificate.ok, **asdict(certificate)}, sort_keys=True).encode()
+    command = ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", "headrace"]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "stderr", b"") or str(error).encode()
+        raise ConfigError(
+            f"the certificate cannot be signed with {key}: {why.decode(errors='replace').strip()}"
+        ) from None
+    return done.stdout.decode()

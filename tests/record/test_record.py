@@ -1,0 +1,346 @@
+"""A run as a record: rows of updates, states of steps, causes of losses, forks, differences, and proofs."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit.recorded import EPOCHS, KINDS, ROWS, UPDATES, columns, make, same, state, train
+
+import headrace as hr
+from headrace.data.order import MixOrder
+from headrace.errors import RunError
+from headrace.store.checkpoints import Store
+from headrace.store.contents import MODEL, OPTIMIZER
+
+pytestmark = pytest.mark.filterwarnings("ignore:the model has:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the kind "noisy"."""
+    path = tmp_path_factory.mktemp("record") / "run"
+    train("noisy", path, columns())
+    return path
+
+
+# --- what is there ------------------------------------------------------------------------------------------
+
+
+def test_a_record_says_what_a_run_has_kept(run: Path) -> None:
+    record = hr.Record(run)
+    assert record.steps == UPDATES
+    assert record.checkpoints == [*range(0, UPDATES, 7), UPDATES]
+    assert [row["step"] for row in record.reports] == list(range(1, UPDATES + 1))
+    assert record.settings["batch_size"] == 24
+    assert record.parent is None
+
+
+def test_nothing_that_is_asked_changes_the_run(run: Path) -> None:
+    def files() -> dict[str, tuple[int, bytes]]:
+        return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()}
+
+    before, record = files(), hr.Record(run)
+    record.why(20, make("noisy"), columns())
+    record.at(13, make("noisy"), columns())
+    record.verify(make("noisy"), columns(), segments=1)
+    record.rows(3), record.when(3)
+    assert files() == before
+
+
+# --- rows of updates ----------------------------------------------------------------------------------------
+
+
+class Seen(hr.Callback):
+    """The rows of every update, by a stream that numbers them."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+
+    def on_step_end(self, info: hr.Info) -> None:
+        assert info.outcome is not None
+        self.rows.append([row for _, batch in info.outcome.outputs for row in batch["row"].tolist()])
+
+
+def mixed(data: dict[str, Any]) -> hr.Source:
+    parts = [{k: v[:100] for k, v in data.items()}, {k: v[100:] for k, v in data.items()}]
+    return hr.mix(parts, [3, 1], seed=2)
+
+
+@pytest.mark.parametrize(
+    ("read", "settings"),
+    [
+        (lambda data: data, {}),
+        (lambda data: data, {"order": "none"}),
+        (lambda data: data, {"batch_size": {0: 16, "1 epoch": 31, "400 samples": 20}}),
+        (lambda data: hr.Reader(hr.ArrayTable(data), "blocks", block=16, seed=3), {}),
+        (lambda data: hr.Reader(hr.ArrayTable(data), "blocks", block=16, mix=3, seed=3), {}),
+        (lambda data: hr.Reader(hr.ArrayTable(data), "blocks-only", block=17, seed=1), {}),
+        (lambda data: hr.Reader(hr.ArrayTable(data), "rows-only", block=17, seed=1), {}),
+        (lambda data: hr.Reader(hr.ArrayTable(data), cross_epochs=True), {}),
+        (lambda data: hr.Reader(hr.ArrayTable(data), cross_epochs=True), {"batch_size": {0: 16, "1 epoch": 31}}),
+        (mixed, {}),
+    ],
+)
+def test_rows_and_when_are_those_that_were_used(read: Callable[..., Any], settings: Any, tmp_path: Path) -> None:
+    data = columns(rows=203) | {"row": torch.arange(203)}
+    seen, trainer = Seen(), make("plain", tape=False, **{"batch_size": 24, **settings})
+    source, is_mix = read(data), read is mixed
+    trainer.fit(source, epochs=EPOCHS, progress=False, run=str(tmp_path / "run"), callbacks=[seen])
+    record, given = hr.Record(tmp_path / "run"), (mixed(data),) if is_mix else ()
+    assert [record.rows(step, *given) for step in range(1, record.steps + 1)] == seen.rows
+    for row in (0, 7, 101, 202):
+        assert record.when(row, *given) == [k + 1 for k, rows in enumerate(seen.rows) for _ in range(rows.count(row))]
+    if is_mix:
+        with pytest.raises(RunError, match="mix of tables"):
+            record.rows(1)
+
+
+def test_when_takes_no_longer_for_a_thousand_million_rows() -> None:
+    for order in (
+        hr.Order(10**9),
+        hr.Order(10**9, "blocks", block=10_000),
+        hr.Order(10**9, "blocks", block=10_000, mix=7),
+    ):
+        order.positions(0, 5)
+        start = time.perf_counter()
+        (place,) = order.positions(3, 123_456_789)
+        assert time.perf_counter() - start < 0.05  # a millisecond on a quiet machine
+        assert order.indices(3, place, place + 1)[0] == 123_456_789
+
+
+def test_a_mix_knows_where_every_row_stands() -> None:
+    order = MixOrder([50, 301], [5, 1], rows=700, seed=2)
+    for epoch in range(3):
+        rows = order.indices(epoch, 0, order.n).tolist()
+        for row in (0, 13, 49, 50, 350):
+            assert order.positions(epoch, row) == [k for k, each in enumerate(rows) if each == row]
+
+
+# --- states of steps, and causes of losses ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 6, 7, 8, 20])
+def test_the_trainer_as_it_stood_after_an_update(step: int, run: Path) -> None:
+    other = make("noisy")
+    if step:
+        other.fit(columns(), steps=step, progress=False)
+    standing = torch.get_rng_state()
+    found = hr.Record(run).at(step, make("noisy"), columns())
+    assert same(state(other), state(found))
+    assert step == 0 or torch.equal(standing, torch.get_rng_state()), "random numbers go on from there"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_poisoned_row_is_named(kind: str, tmp_path: Path) -> None:
+    settings = KINDS[kind].settings
+    order = hr.Order(ROWS, settings.get("order", "full"), seed=settings.get("seed", 0))
+    (row,) = order.indices(0, ROWS - 12 - list(KINDS).index(kind), ROWS)[:1].tolist()  # used first when much is learnt
+    data = columns(poisoned=row)
+    train(kind, tmp_path / "run", data)
+    record = hr.Record(tmp_path / "run")
+    step = max(record.when(row), key=lambda step: record.loss(step) or 0.0)
+    found = record.why(step, make(kind), data)
+    assert found.worst == [row]
+    assert found.exact, "the recorded loss came out bit for bit"
+    assert found.rows[0].row == row
+    assert f"step {step}" in str(found)
+
+
+def test_an_update_without_a_cause_names_no_row(run: Path) -> None:
+    found = hr.Record(run).why(4, make("noisy"), columns())
+    assert (found.worst, found.exact) == ([], True)
+    assert sum(found.norms.values()) > 0
+
+
+def test_what_would_be_without_the_worst_rows(tmp_path: Path) -> None:
+    data = columns(poisoned=5)
+    train("plain", tmp_path / "run", data)
+    record = hr.Record(tmp_path / "run")
+    step = max(record.when(5), key=lambda step: record.loss(step) or 0.0)
+    found = record.why(step, make("plain"), data)
+    assert found.losses["with"][0] == pytest.approx(found.loss, rel=1e-5)
+    assert found.losses["without"][0] < found.losses["with"][0]
+    assert found.norm["without"] < found.norm["with"]
+    found.write(tmp_path / "why.html")
+    assert "share of the loss" in (tmp_path / "why.html").read_text()
+
+
+# --- forks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[:12])
+def test_a_fork_without_changes_ends_with_the_bits_of_its_parent(kind: str, tmp_path: Path) -> None:
+    whole = train(kind, tmp_path / "a", columns())
+    at = 14 if list(KINDS).index(kind) % 2 else 17  # with a checkpoint, and without
+    fork = hr.Record(tmp_path / "a").fork(tmp_path / "b", at, make(kind), columns())
+    assert fork.parent is not None
+    assert (fork.parent["step"], fork.parent["run"]) == (at, str(tmp_path / "a"))
+    assert fork.checkpoints == [at]
+    forked = train(kind, tmp_path / "b", columns())
+    assert same(state(whole), state(forked))
+    assert [row["train/loss"] for row in fork.reports] == [
+        row["train/loss"] for row in hr.Record(tmp_path / "a").reports
+    ]
+
+
+def test_a_fork_goes_on_with_other_settings(run: Path, tmp_path: Path) -> None:
+    hr.Record(run).fork(tmp_path / "b", 14)
+    trainer = make("noisy", clip_norm=0.1)
+    kept = hr.Run(str(tmp_path / "b"), override=True)
+    history = trainer.fit(columns(), epochs=EPOCHS, progress=False, run=kept)
+    assert history.last["step"] == UPDATES
+
+
+# --- differences ------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_a_setting_a_row_or_a_bit_are_told_apart(run: Path, tmp_path: Path) -> None:
+    assert not hr.diff(run, run)
+    train("noisy", tmp_path / "rate", columns(), clip_norm=0.2)
+    found = hr.diff(run, tmp_path / "rate", (make("noisy"), make("noisy", clip_norm=0.2)), (columns(), columns()))
+    assert any("clip_norm" in each for each in found.about)
+    assert found.checkpoint == 7
+    assert found.update is not None
+    assert found.update <= 7
+
+    other = columns()
+    other["x"][9, 3] += 1e-3
+    train("noisy", tmp_path / "row", other)
+    found = hr.diff(run, tmp_path / "row", (make("noisy"), make("noisy")), (columns(), other))
+    assert any("fingerprints" in each for each in found.about)
+    assert found.update == hr.Record(run).when(9)[0]
+    assert found.tensor == "the output of 0"
+
+    shutil.copytree(run, tmp_path / "version")
+    facts = json.loads((tmp_path / "version" / "run.json").read_text())
+    facts["versions"]["numpy"] = "1.0"
+    (tmp_path / "version" / "run.json").write_text(json.dumps(facts))
+    assert [each.partition(":")[0] for each in hr.diff(run, tmp_path / "version").about] == ["versions"]
+
+    forged(run, tmp_path / "bit", 14, MODEL, "0.weight")
+    found = hr.diff(run, tmp_path / "bit")
+    assert (found.checkpoint, found.state) == (14, ["model.safetensors: 0.weight"])
+
+
+# --- proofs -----------------------------------------------------------------------------------------------------
+
+
+def forged(run: Path, copy: Path, step: int, file: str, name: str) -> None:
+    """A copy of a run with one bit changed in a checkpoint, whose hashes are right."""
+    shutil.copytree(run, copy)
+    store = Store(copy / "checkpoints", hr.Record(copy).id)
+    contents = store.load(step)
+    tensor = contents.tensors[file][name].clone()
+    tensor.view(-1).view(torch.int32)[0] ^= 1
+    contents.tensors[file] = {**contents.tensors[file], name: tensor}
+    shutil.rmtree(store.at(step))
+    store.save(contents)
+
+
+def test_a_sound_run_is_certified(run: Path, tmp_path: Path) -> None:
+    found = hr.Record(run).verify(make("noisy"), columns(), segments=2)
+    assert found.ok
+    assert len(found.stretches) == 2
+    assert list(found.checkpoints) == hr.Record(run).checkpoints
+    found.write(tmp_path / "certificate.json")
+    assert json.loads((tmp_path / "certificate.json").read_text())["ok"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optim.safetensors", "rank-00000.safetensors", "trainer.json"])
+def test_a_flipped_bit_is_found_with_its_file_and_step(file: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "step-000000000014" / file
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    found = hr.Record(tmp_path / "run").verify()
+    assert not found.ok
+    assert list(found.corrupt) == [14]
+    assert file in found.corrupt[14]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [(MODEL, "0.weight"), (MODEL, "1.running_mean"), (OPTIMIZER, None)],
+    ids=["weight", "buffer", "moment"],
+)
+def test_a_forged_checkpoint_is_found_by_training_again(file: str, name: str | None, run: Path, tmp_path: Path) -> None:
+    if name is None:
+        store = Store(run / "checkpoints", hr.Record(run).id)
+        name = next(
+            key for key, t in store.load(14).tensors[file].items() if t.dtype == torch.float32 and t.numel() > 1
+        )
+    forged(run, tmp_path / "run", 14, file, name)
+    record = hr.Record(tmp_path / "run")
+    assert record.verify().ok, "its hashes are right"
+    found = record.verify(make("noisy"), columns(), segments=99)
+    assert not found.ok
+    wrong = [(each.start, each.stop) for each in found.stretches if each.differs]
+    assert wrong[0] == (7, 14)
+    assert found.stretches[1].differs == [f"{file}: {name}"]
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen here")
+def test_a_certificate_is_signed(run: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=60)
+    assert "BEGIN SSH SIGNATURE" in hr.Record(run).verify(key=key).signature
+    with pytest.raises(hr.ConfigError, match="cannot be signed"):
+        hr.Record(run).verify(key=tmp_path / "none")
+
+
+# --- rows that are left out -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bf16"][:12])
+def test_a_training_without_rows_has_the_bits_of_one_that_never_counted_them(kind: str, tmp_path: Path) -> None:
+    data, rows = columns(poisoned=30), [30, 77, 150]
+    train(kind, tmp_path / "a", data)
+    trainer, weights = make(kind), data["w"].clone()
+    hr.Record(tmp_path / "a").without(rows, trainer, data, run=tmp_path / "clean")
+    weights[rows] = 0
+    never = make(kind)
+    never.fit(data | {"w": weights}, epochs=EPOCHS, progress=False)
+    assert same(state(never), state(trainer))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "words"),
+    [
+        (lambda run, at: hr.Record(at / "none"), RunError, "none"),
+        (lambda run, at: hr.Record(run).rows(0), RunError, "updates 1 to 30"),
+        (lambda run, at: hr.Record(run).rows(31), RunError, "no update 31"),
+        (lambda run, at: hr.Record(run).when(ROWS), RunError, "no row 240"),
+        (lambda run, at: hr.Record(run).fork(at / "b", 15), RunError, "no checkpoint of step 15"),
+        (lambda run, at: hr.Record(run).fork(run, 14), RunError, "is there already"),
+        (lambda run, at: hr.Record(run).at(31, make("noisy"), columns()), RunError, "ended before step 31"),
+        (
+            lambda run, at: hr.Record(run).without([1], make("noisy", loss=hr.CrossEntropy()), columns(), run=at / "c"),
+            hr.ConfigError,
+            "weight='w'",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    ask: Any, kind: type[Exception], words: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=words):
+        ask(run, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:the run was saved with a callback:UserWarning")
+def test_a_replay_that_may_not_be_exact_says_so(tmp_path: Path) -> None:
+    trainer = make("plain")
+    stops = hr.EarlyStopping("train/loss", patience=50)
+    trainer.fit(columns(), epochs=2, progress=False, run=str(tmp_path / "run"), callbacks=[stops])
+    with pytest.warns(UserWarning, match="callbacks EarlyStopping, which are not given"):
+        hr.Record(tmp_path / "run").at(12, make("plain"), columns())
