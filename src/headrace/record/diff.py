@@ -129,7 +129,11 @@ def _digests(
         if look_at and not list(module.children())
     ]
     try:
-        with replaying(record.path, start, record.checkpoint(start), trainer, train, fit) as (loop, _):
+        start_at = record.checkpoint(start)
+        with replaying(record.path, start, start_at, trainer, train, fit, override=record.parent is not None) as (
+            loop,
+            _,
+        ):
             for info in loop:
                 if look_at in (0, info.step):
                     found[info.step] = dict(seen) | _of_parameters(trainer.model, bool(look_at))

@@ -25,11 +25,17 @@ NEVER = "1000000000 steps"
 
 @contextmanager
 def replaying(
-    run: Path, step: int, checkpoint: Checkpoint, trainer: Trainer, train: Any, fit: Mapping[str, Any]
+    run: Path,
+    step: int,
+    checkpoint: Checkpoint,
+    trainer: Trainer,
+    train: Any,
+    fit: Mapping[str, Any],
+    override: bool = False,
 ) -> Iterator[tuple[Generator[Info], Path]]:
     """The loop of a training that goes on from a checkpoint of a run, and the folder in which it does.
 
-    When it is closed, its state is saved there.
+    When it is closed, its state is saved there. `override`: with the settings of the trainer, as a fork may.
     """
     say_where_not_exact(checkpoint, trainer, fit)
     common = checkpoint.common
@@ -38,7 +44,7 @@ def replaying(
         place = Path(room, "run")
         copy_checkpoint(run, step, place)
         options = {**common["limits"], **every, **fit}
-        kept = Run(place, resume="must", every=NEVER, keep="all", logs=False)
+        kept = Run(place, resume="must", every=NEVER, keep="all", override=override, logs=False)
         loop = trainer.steps(train, run=kept, **options)
         try:
             yield loop, place
