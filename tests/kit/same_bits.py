@@ -88,6 +88,24 @@ class Noisy(nn.Module):
         return self.out(x * (1 + 0.1 * random.random()) + 0.1 * float(np.random.rand()) + 0.1 * torch.randn(()))
 
 
+class Counting(nn.Module):
+    """Has a counter that goes down, a flag that is lowered once, and a limit that begins infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(20, 3)
+        self.register_buffer("left", torch.tensor(100))
+        self.register_buffer("fresh", torch.tensor(True))
+        self.register_buffer("low", torch.tensor(math.inf))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.left -= 1
+            self.fresh.fill_(False)
+            self.low.copy_(torch.minimum(self.low, x.detach().min()))
+        return self.out(x)
+
+
 class Rare(nn.Module):
     """Has a parameter that only some parts of a batch reach."""
 
@@ -147,6 +165,7 @@ CASES = {
     "loose": Case(optimizer=sgd, settings={"arena": False}),
     "every generator": Case(Noisy, metrics=()),
     "rare": Case(Rare),
+    "counters, empty parts": Case(Counting, batch=3),
     "a loader": Case(loader=True),
 }
 

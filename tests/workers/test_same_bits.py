@@ -98,6 +98,34 @@ def test_microbatches_of_whole_parts_change_nothing(name: str) -> None:
     assert not [key for key in differing(one("perceptron"), one(name)) if not key.startswith("reported")]
 
 
+class StopAt(hr.Callback):
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == 7:
+            info.stop("enough")
+
+
+class Coefficient(hr.Callback):
+    """A term counts from the third update on."""
+
+    def on_step_end(self, info: hr.Info) -> None:
+        loss = next(iter(info.trainer.objectives.values())).loss
+        loss["l2_prior"].coefficient = 0.1 * info.step
+
+
+def stopped(name: str, callback: type[hr.Callback]) -> Bits:
+    return train(name, {"callbacks": [callback()]})
+
+
+@pytest.mark.parametrize("workers", [3, 8])
+@pytest.mark.parametrize(
+    ("name", "callback"), [("perceptron", StopAt), ("empty parts", StopAt), ("row weights and a prior", Coefficient)]
+)
+def test_callbacks_that_stop_or_change_a_term_do_so_for_all_at_once(
+    name: str, callback: type[hr.Callback], workers: int
+) -> None:
+    assert differing(stopped(name, callback), hr.launch(stopped, name, callback, workers=workers)) == []
+
+
 def test_predictions_and_updates_by_hand_take_parts_too() -> None:
     def work() -> Any:
         torch.manual_seed(0)
@@ -293,6 +321,42 @@ def fits(
     trainer.fit((columns["x"], columns["y"]) if data is None else data, steps=2, progress=False)
 
 
+class Teacher(nn.Module):
+    """Changes a parameter that is not trained in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.mean = nn.Linear(20, 3), nn.Parameter(torch.zeros(20), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(dim=0), 0.1)
+        return self.out(x - self.mean)
+
+
+class Lazy(nn.Linear):
+    """Makes a buffer in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(20, 3)
+        self.register_buffer("seen", None)
+
+    def forward(self, x: Any) -> Any:
+        self.seen = x.detach().mean(dim=0) if self.seen is None else self.seen
+        return super().forward(x)
+
+
+class Own(hr.Trainer):
+    def train_step(self, batch: hr.Batch) -> hr.Outcome:
+        return super().train_step(batch)
+
+
+def fits_by_own_steps() -> None:
+    model, columns = same_bits.perceptron(), same_bits.columns()
+    trainer = Own(model, hr.CrossEntropy(), same_bits.sgd(model), strategy=hr.Synchronous(parts=PARTS))
+    trainer.fit((columns["x"], columns["y"]), steps=2, progress=False)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
@@ -305,6 +369,9 @@ def fits(
         (lambda: fits(data=OwnShards()), ConfigError, "elastic"),
         (lambda: fits(loss=lambda outputs, y: outputs.logsumexp(dim=0).sum()), ConfigError, "parts=8 cuts"),
         (lambda: fits(queue()), ModelError, "'seen' of 131,072 elements"),
+        (lambda: fits(Teacher()), ModelError, "changes parameters"),
+        (lambda: fits(Lazy()), ModelError, "makes or removes the buffer 'seen'"),
+        (fits_by_own_steps, ConfigError, "train_step"),
         (lambda: fits(same_bits.measured(), batch_size=9), DataError, "single row"),
     ],
 )

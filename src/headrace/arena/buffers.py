@@ -140,6 +140,8 @@ class Buffers:
                     buffer.tensor.copy_(buffer.before)
             for buffer in self._loose:
                 buffer.owned[buffer.key] = buffer.tensor
+                if buffer.tensor._version == buffer.version and 0 in buffer.tensor.stride():
+                    continue  # an expanded one, whose elements share memory
                 if buffer.tensor.numel() <= SMALL or buffer.tensor._version != buffer.version:
                     buffer.tensor.copy_(buffer.before)
                     buffer.version = buffer.tensor._version
@@ -166,7 +168,8 @@ class Buffers:
         for pairs, vector in zip(self._parted(), (fractions, counters), strict=True):
             for (before, now), change in zip(pairs, vector.split([b.numel() for b, _ in pairs]), strict=True):
                 growth = change.view(now.shape)
-                now.copy_(torch.where(growth == 0, before, (before.to(growth.dtype) + growth).to(now.dtype)))
+                if 0 not in now.stride():  # an expanded one does not change
+                    now.copy_(torch.where(growth == 0, before, (_base(before, growth.dtype) + growth).to(now.dtype)))
 
     def _parted(self) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
         """What was before the step and what is now, of fractions and of counters; as many on every worker."""
@@ -178,15 +181,16 @@ class Buffers:
             found.append((vector.copy, vector.values))
         for buffer in self._loose:
             before, now = buffer.before, buffer.now
-            if before.numel() > WATCHED or before.is_complex():
-                if now is buffer.tensor and now._version != buffer.version:
+            fits = isinstance(now, Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype)
+            if before.numel() > WATCHED or before.is_complex() or not fits:
+                if now is not buffer.tensor or now._version != buffer.version:
                     raise ModelError(
                         f"the buffer {buffer.name!r} of {before.numel():,} elements changes while the model is "
-                        f"trained. Where a batch is cut into parts, buffers of at most {WATCHED:,} real numbers may."
+                        f"trained. Where a batch is cut into parts, those of at most {WATCHED:,} real numbers may, if "
+                        "they keep their shape."
                     )
                 continue
-            fits = isinstance(now, Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype)
-            found.append((before, now if fits else before))
+            found.append((before, now))
         fractions = [pair for pair in found if pair[0].is_floating_point()]
         return fractions, [pair for pair in found if not pair[0].is_floating_point()]
 
@@ -258,8 +262,14 @@ class Buffers:
 
 def _growth(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
     """By how much tensors have grown, in one vector; what is infinite and stays so has not."""
-    parts = [torch.where(now == before, 0, now.to(dtype) - before.to(dtype)).reshape(-1) for before, now in pairs]
+    parts = [torch.where(now == before, 0, now.to(dtype) - _base(before, dtype)).reshape(-1) for before, now in pairs]
     return torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+
+
+def _base(before: Tensor, dtype: torch.dtype) -> Tensor:
+    """What growth is counted from: zero where it began infinite, as the limits of what was observed do."""
+    base = before.to(dtype)
+    return torch.where(torch.isfinite(base), base, 0) if base.is_floating_point() else base
 
 
 def _places(model: nn.Module) -> Iterator[tuple[_Buffer, bool]]:

@@ -216,7 +216,7 @@ class Batch:
         """Consecutive parts, each given as its number and its rows: views, or copies of those at odd addresses."""
         found = []
         for fields, (part, rows) in zip(split_fields(self.fields, [n for _, n in parts]), parts, strict=True):
-            even = {name: map_tensors(field, _even) for name, field in fields.items()}
+            even = {name: map_tensors(field, _in_rows) for name, field in fields.items()}
             found.append(Batch(even, rows, total=self.total))
             found[-1].part = part
         return found
@@ -325,6 +325,13 @@ def _all_even(field: Field, starts: Sequence[int]) -> bool:
 
 def _own(device: torch.device | None, tensor: Tensor) -> Tensor:
     return tensor.clone() if device in (None, tensor.device) else tensor
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    """A part's tensor, laid out as if it were alone."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return _even(tensor)
+    return _even(tensor.contiguous())
 
 
 def _even(tensor: Tensor) -> Tensor:

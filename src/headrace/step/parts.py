@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class Parts(Pass):
         self._arena, self._buffers, self._device = passes.arena, passes.buffers, passes.device
         self._reach = Reach(passes.arena, self._comm.count)
         self._tree = WorkerTree(self._comm, self._shard)
+        self._everyone = [replace(self._shard, index=worker).mine for worker in range(self._comm.count)]
+        self._buffer_names = [name for name, _ in passes.model.named_buffers()]
         self._objective = module_of(passes.objective)
         check_can_be_cut(passes.model, self._objective)
         self._spare: list[list[Tensor]] = []  # memory for sums, from update to update
@@ -112,8 +114,11 @@ class Parts(Pass):
             rng.seed(f"{passes.key} {part.part}", self._device)
         outcome = self._each[part.part] = Outcome({})
         arena.begin(one.fills)
+        before = None if one.calls_nobody else self._parameter_versions()
         one.add(part, outcome, lambda _: divisors)
-        refuse_sparse(arena)
+        if before is not None:
+            self._check_model(before)
+            refuse_sparse(arena)
         reached = arena.reached()
         self._reached = [a or b for a, b in zip(self._reached or reached, reached, strict=True)]
         self._live = _Sum(arena.gradients())
@@ -122,6 +127,25 @@ class Parts(Pass):
             self._live.tensors.append(growth * part.rows)
             self._counted = counted if self._counted is None else torch.maximum(self._counted, counted)
         return self._live
+
+    def _parameter_versions(self) -> list[int]:
+        objective = [] if self._objective is None else self._objective.parameters()
+        return [param._version for param in [*self._passes.model.parameters(), *objective]]
+
+    def _check_model(self, versions: list[int]) -> None:
+        """Raises if a pass has changed parameters, or made buffers: the next part would begin with them."""
+        if self._parameter_versions() != versions:
+            raise ModelError(
+                "the forward pass changes parameters of the model or the loss. Where a batch is cut into parts, only "
+                "the optimizer may: keep what is measured in buffers, or leave parts= out."
+            )
+        names = [name for name, _ in self._passes.model.named_buffers()]
+        if names != self._buffer_names:
+            changed = sorted({*names} ^ {*self._buffer_names})[0]
+            raise ModelError(
+                f"the forward pass makes or removes the buffer {changed!r}. Where a batch is cut into parts, all have "
+                "to be there before: call the model once, or register them in __init__."
+            )
 
     def _add(self, left: _Sum, right: _Sum) -> _Sum:
         torch._foreach_add_(left.tensors, right.tensors)  # a zero on the left has no sign, nor has their sum then
@@ -149,7 +173,18 @@ class Parts(Pass):
             numbers = {part: [weights[name] for name in names] for part, weights in rows.items()}
             return dict(zip(names, self._tree.numbers(numbers, len(names), cuts, self._device), strict=True))
 
-        weights = {number: self._passes.totals([part]) for number, part in parts.items()}
+        weights: dict[int, Weights] = {}
+        standing = None
+        for number, part in parts.items():
+            known = self._passes.objective.weights(part)
+            if (
+                not known or None in known.values()
+            ):  # a forward pass tells them, which draws what that of the part draws
+                standing = standing or rng.capture(self._device)
+                rng.seed(f"{self._passes.key} {number}", self._device)
+            weights[number] = self._passes.totals([part])
+        if standing is not None:
+            rng.restore(standing, self._device)
         return self._terms.divide_parts(weights, add_up)
 
     def _add_terms(self, outcome: Outcome, cuts: Sequence[int]) -> None:
@@ -159,7 +194,8 @@ class Parts(Pass):
         for each in self._each.values():
             outcome.terms = outcome.terms or each.terms
             outcome.outputs += each.outputs
-        terms.settle(outcome, self._tree.numbers(rows, count, cuts, self._device))
+        everyone = all(cuts[each.start] < cuts[each.stop] for each in self._everyone)
+        terms.settle(outcome, self._tree.numbers(rows, count, cuts, self._device), everyone)
 
     def _reached_anywhere(self) -> list[bool]:
         """Which parameters any part of any worker has reached."""
@@ -178,7 +214,7 @@ class Parts(Pass):
             self._tree.vectors(sums, gradients, cuts)
         else:
             growth, none = self._buffers.take_growth()  # of nothing: this gives their forms
-            counted = none if self._counted is None else self._counted
+            counted = torch.full_like(none, torch.iinfo(none.dtype).min) if self._counted is None else self._counted
             self._tree.vectors(sums, [*gradients, growth], cuts)
             largest(self._comm, [counted])
             self._buffers.grow(growth / cuts[-1], counted)

@@ -349,7 +349,9 @@ class SharedPass(Pass):
             return reached
 
         gradients = passes.arena.collect(reduce)
-        self.doubts = terms.settle(outcome, list(numbers) if numbers.is_cuda else numbers.tolist())
+        self.doubts = terms.settle(
+            outcome, list(numbers) if numbers.is_cuda else numbers.tolist(), batch.total >= passes.strategy.comm.count
+        )
         return None if passes.has_no_weight(outcome) else gradients
 
     def add(

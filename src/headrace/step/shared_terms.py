@@ -78,12 +78,16 @@ class SharedTerms:
         others = float(bool(weights) and weights.keys() != set(self._names))
         return {_OTHERS: others, **{name: weights.get(name, 0.0) for name in self._names}}
 
-    def settle(self, outcome: Outcome, numbers: Sequence[Any]) -> Weights:
-        """The outcome becomes that of all workers; the number that shows whether all buffers are finite."""
-        self._facts |= {name: (term.coefficient, term.counts, term.summed) for name, term in outcome.terms.items()}
-        if not self._has_facts:  # a worker that has had no rows yet learns of them from the others
-            for other in self._strategy.comm.all_gather({name: list(facts) for name, facts in self._facts.items()}):
-                self._facts = {name: tuple(facts) for name, facts in other.items()} | self._facts
+    def settle(self, outcome: Outcome, numbers: Sequence[Any], all_have_rows: bool) -> Weights:
+        """The outcome becomes that of all workers; the number that shows whether all buffers are finite.
+
+        A worker without rows learns from the others what the terms are in this update.
+        """
+        facts = {name: (term.coefficient, term.counts, term.summed) for name, term in outcome.terms.items()}
+        self._facts |= facts
+        if not (self._has_facts and all_have_rows):
+            for other in self._strategy.comm.all_gather({name: list(each) for name, each in facts.items()}):
+                self._facts |= {name: tuple(each) for name, each in other.items() if name not in facts}
             self._has_facts = True
         assert self._divisors is not None
         outcome.terms = {}

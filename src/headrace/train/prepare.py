@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import ConfigError
 from ..length import Counters, Length, limits
 from ..step import check
 from ..step.arguments import source_on
@@ -49,6 +50,12 @@ def make_loop(
     check.has_optimizer(trainer.optimizers, "a training")
     trainer.find_workers()
     check.can_split(trainer.objectives, None, trainer.workers.sharing)
+    if trainer.strategy.parts and trainer.has_own_train_step:
+        raise ConfigError(
+            "parts= cuts batches where the trainer updates, and this train_step is given the rows of a worker, whose "
+            "number would show in what it does. Use an Objective instead of train_step, or leave parts= out.",
+            argument="parts",
+        )
     workers = trainer.workers
     run = Run.of(run)
     checkpointer = Checkpointer(workers.strategy, run)

@@ -163,6 +163,7 @@ class Workers:
         if not self.in_step:
             return due
         self.comm.at(info.step, "training")
+        now |= self.strategy.parts > 0  # one worker decides at once, and several are to end where it ends
         vote = self._vote(bool(info.stop_request), bool(signals.why), due, now)
         if vote is None:
             return False

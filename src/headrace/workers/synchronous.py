@@ -118,7 +118,7 @@ def join(strategy: Strategy | None) -> Strategy:
 
 def refuse_sparse(arena: Arena) -> None:
     """Raises after a backward pass that has given sparse gradients."""
-    for param in arena.loose:
+    for param in arena.params:
         if param.grad is not None and param.grad.is_sparse:
             raise ModelError(
                 f"{arena.names[param]!r} has sparse gradients, which workers cannot add up. Make it with "
