@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import HeadraceError, RunError
+from ...errors import RunError
 from .options import check_ending, flag_of
 from .output import iso_time, print_result, short_time, table
 
@@ -54,6 +54,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
     found = read(path)
     best, last = found.best_row or {}, found.rows[-1] if found.rows else {}
+    arguments = found.recipe.get("arguments") if isinstance(found.recipe, dict) else None
     key = next((key for key in [*found.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
     changed = max(
         file.stat().st_mtime for file in [path / "run.json", *path.glob("*.jsonl"), *path.glob("checkpoints")]
@@ -66,18 +67,8 @@ def _facts(path: Path) -> dict[str, Any]:
         "step": last.get("step"),
         "best": {"key": key, "value": best.get(key), "step": best.get("step")},
         "changed": iso_time(changed),
-        "arguments": _arguments(path),
+        "arguments": arguments if isinstance(arguments, dict) else {},
     }
-
-
-def _arguments(path: Path) -> dict[str, Any]:
-    """What the recipe of a run was given; nothing if a script made the run, or if it cannot be read."""
-    from ..find import read_recipe
-
-    try:
-        return dict((read_recipe(path) or {}).get("arguments", {}))
-    except HeadraceError:
-        return {}
 
 
 def _varied(runs: Sequence[dict[str, Any]]) -> list[str]:
