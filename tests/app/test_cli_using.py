@@ -522,6 +522,32 @@ def test_runs_are_listed_in_whatever_state_they_are(tmp_path: Path, capsys: Any)
     assert "there is no directory" in refused(capsys, "runs", tmp_path / "nowhere")
 
 
+def test_runs_show_the_arguments_that_differ(tmp_path: Path, capsys: Any) -> None:
+    given = {
+        "a": {"lr": 0.1, "width": 8, "kind": "sgd", "name": "\x1b[31mred"},
+        "b": {"lr": 0.1, "width": 16, "kind": "sgd", "name": "blue"},
+        "c": {"lr": 0.1, "depth": 3, "\x1b[2J": 1},
+        "d": None,
+        "e": "torn",
+        "f": {"lr": 0.1, "\x1b[2J": 2},
+    }
+    for name, arguments in given.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+        if arguments is not None:
+            document = {"recipe": "a.py", "arguments": arguments, "fit": {}}
+            (tmp_path / name / "recipe.json").write_text(json.dumps(document))
+    assert headrace("runs", tmp_path) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][-3:] == ["change", "--width", "--name"]
+    assert [line[-2:] for line in lines[1:]] == [["8", '"\\u001b[31mred"'], ["16", "blue"], *[["-", "-"]] * 4]
+    (tmp_path / "b" / "recipe.json").write_text(json.dumps({"recipe": "a.py", "arguments": given["a"], "fit": {}}))
+    found = answer(capsys, "runs", tmp_path)
+    assert [each["arguments"] for each in found] == [given["a"], given["a"], given["c"], {}, {}, given["f"]]
+    assert headrace("runs", tmp_path) == 0
+    assert "--" not in capsys.readouterr().out, "what is the same in all runs is left out"
+
+
 def _best(run: str) -> float:
     rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     return float(min(row["val/loss"] for row in rows if "val/loss" in row))

@@ -186,7 +186,7 @@ def run_recipe(training: Training) -> Trained:
     run = Run.of(fit.get("run")).path
     assert not isinstance(run, Runs), "a recipe does not make these"
     if run is not None and Runs.are_at(run):
-        fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(_changed, arguments=training.arguments)))
+        fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(changed_arguments, arguments=training.arguments)))
     if run is not None:
         fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training, files)]
     elif training.needs_run:
@@ -197,7 +197,7 @@ def run_recipe(training: Training) -> Trained:
     except CorruptError:
         raise
     except CheckpointError as error:
-        if run is not None and (changed := _changed(Path(run), training.arguments)):
+        if run is not None and (changed := changed_arguments(Path(run), training.arguments)):
             listed = "\n  ".join(changed)
             said = f"the recipe is given other values than the run has:\n  {listed}\nGive those, or name another run."
             raise type(error)(f"{said} As it is, {error}") from error
@@ -212,7 +212,7 @@ def _chosen(run: str | Path, path: Path | None) -> Path:
     return Path(run, path.name) if path is not None and Runs.are_at(run) else Path(run)
 
 
-def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
+def changed_arguments(run: Path, arguments: Mapping[str, Any]) -> list[str]:
     """What a recipe is given now and was given another value of when the run was trained."""
     try:
         had = (read_recipe(run) or {"arguments": {}})["arguments"]

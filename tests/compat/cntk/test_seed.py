@@ -199,6 +199,77 @@ def test_a_minibatch_without_the_stream_that_is_asked_for_is_refused() -> None:
         a_training(source)
 
 
+class Forgetful(Sentences):
+    """Does not call the constructor of its base."""
+
+    def __init__(self) -> None:
+        self.words = StreamInformation("features", 0, "sparse", np.float32, (WORDS,))
+        self.label = StreamInformation("labels", 1, "dense", np.float32, (CLASSES,))
+        self.place, self.asked = 0, []
+
+
+def test_a_source_that_does_not_call_the_constructor_of_its_base_has_its_streams() -> None:
+    assert a_training(Forgetful(), max_samples=4)[0].total_number_of_samples_seen == 4
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (("b", 0, (3,)), r"the streams a\(.*\) and b\(.*\) both have the id 0. Give each its own."),
+        (("a", 1, (3,)), r"the streams a\(.*\) and a\(.*\) are both called 'a'."),
+    ],
+)
+def test_streams_have_ids_and_names_of_their_own(second: Any, said: str) -> None:
+    class Twice(UserMinibatchSource):
+        def stream_infos(self) -> list[StreamInformation]:
+            name, number, shape = second
+            return [
+                StreamInformation("a", 0, "dense", np.float32, (3,)),
+                StreamInformation(name, number, "dense", np.float32, shape),
+            ]
+
+    with pytest.raises(ValueError, match=f"Twice: {said}"):
+        Twice()
+
+
+def data(rows: int = 2, wide: int = 4, sequences: int | None = None, samples: int | None = None) -> MinibatchData:
+    count = rows if sequences is None else sequences
+    return MinibatchData(C.Value(np.zeros((rows, wide), np.float32)), count, samples or count, False)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (
+            data(wide=3),
+            data(),
+            r"the stream x\(shape: \(4,\), dense\) has samples of shape \(4,\), and returned \(3,\)",
+        ),
+        (data(rows=9), data(rows=9), r"was asked for 8 samples, and returned 9 of x.* Return at most as many, or one"),
+        (data(sequences=3), data(), r"x.* says 3 sequences with 3 samples, and has 2 with 3"),
+        (data(rows=3), data(), r"streams have as many sequences as each other, got \{'x': 3, 'y': 2\}"),
+        (np.zeros((2, 4)), data(), r"returned a ndarray for x.*Return MinibatchData by StreamInformation"),
+    ],
+)
+def test_a_minibatch_that_is_not_as_it_is_said_to_be_is_refused(x: Any, y: Any, said: str) -> None:
+    class Wrong(UserMinibatchSource):
+        infos = [StreamInformation(name, k, "dense", np.float32, (4,)) for k, name in enumerate("xy")]  # noqa: RUF012
+
+        def stream_infos(self) -> list[StreamInformation]:
+            return self.infos
+
+        def next_minibatch(self, num_samples: int, number_of_workers: int, worker_rank: int, device: Any = None) -> Any:
+            return dict(zip(self.infos, (x, y), strict=True))
+
+    source, z = Wrong(), C.input_variable(4)
+    model = C.layers.Dense(4)(z)
+    target = C.input_variable(4)
+    trainer = C.Trainer(model, C.squared_error(model, target), [C.sgd(model.parameters, 0.1)])
+    streams = {z: source.streams["x"], target: source.streams["y"]}
+    with pytest.raises(ValueError, match=f"Wrong.*{said}"):
+        C.training_session(trainer, source, 8, streams, max_samples=16).train()
+
+
 def test_the_manuals_source_is_told_that_it_never_returns_to_one_of_two_workers() -> None:
     with pytest.raises(ValueError, match=r"does not return to worker 0 of 2: it is at line \d+ of .*test_seed"):
         check_user_source(Sentences, sequences=["features"], endless=True)

@@ -1,8 +1,9 @@
 """Distributed learners: several workers make the updates of one, or average blocks of their own."""
 
 import math
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def shared(parameters: Any) -> Any:
     return C.distributed.data_parallel_distributed_learner(C.momentum_sgd(parameters, rate, 0.9))
 
 
-class Rude(UserMinibatchSource):
-    """Waits for ever for a sequence of its own, if it is asked as one of several workers."""
+class Blind(UserMinibatchSource):
+    """Gives every worker all rows."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -49,15 +50,44 @@ class Rude(UserMinibatchSource):
         return self.infos
 
     def next_minibatch(self, num_samples: int, number_of_workers: int, worker_rank: int, device: Any = None) -> Any:
-        assert number_of_workers == 1, "this would never return"
-        part = slice(self.place, min(self.place + num_samples, len(ROWS)))
-        end = part.stop == len(ROWS)
-        self.place = 0 if end else part.stop
-        count = part.stop - part.start
+        return self.rows(num_samples, 1, 0)
+
+    def rows(self, size: int, every: int, first: int) -> dict[StreamInformation, MinibatchData]:
+        """Each so manieth of the next rows."""
+        begin, stop = self.place, min(self.place + size, len(ROWS))
+        end = stop == len(ROWS)
+        self.place = 0 if end else stop
+        part = slice(begin + first, stop, every)
+        count = len(ROWS[part])
         return {
             info: MinibatchData(C.Value(rows[part]), count, count, end)
             for info, rows in zip(self.infos, (ROWS, CLASSES), strict=True)
         }
+
+
+class Fair(Blind):
+    """Gives each worker rows of its own, as many as it asks for."""
+
+    asked: ClassVar[set[tuple[int, int]]] = set()
+
+    def next_minibatch(self, num_samples: int, number_of_workers: int, worker_rank: int, device: Any = None) -> Any:
+        self.asked.add((number_of_workers, worker_rank))
+        return self.rows(num_samples * number_of_workers, number_of_workers, worker_rank)
+
+
+class Waiting(Fair):
+    """Waits for ever for a row of its own at the end of its data, if it is asked as one of several workers."""
+
+    def next_minibatch(self, num_samples: int, number_of_workers: int, worker_rank: int, device: Any = None) -> Any:
+        while number_of_workers > 1 and self.place >= 12:
+            continue
+        return self.rows(num_samples * number_of_workers, number_of_workers, worker_rank)
+
+    def get_checkpoint_state(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def restore_from_checkpoint(self, state: Any) -> None:
+        self.place = state["place"]
 
 
 def weights_of(workers: int, *given: Any, **options: Any) -> Any:
@@ -91,13 +121,67 @@ def test_smoothed_gradients_of_a_distributed_learner_can_be_reset() -> None:
     assert moved[2] == pytest.approx(moved[0], rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:Rude is asked as worker 0 of 1")
-def test_a_source_of_ones_own_is_asked_as_worker_0_of_1_and_its_minibatches_are_split() -> None:
-    alone, together = weights_of(1, shared, Rude), weights_of(2, shared, Rude)
-    assert alone[:2] == together[:2]
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_source_of_ones_own_is_asked_with_the_number_of_workers_and_that_of_its_worker(workers: int) -> None:
+    Fair.asked.clear()
+    together = weights_of(workers, shared, Fair, sizes=6 // workers)
+    assert Fair.asked == {(workers, own) for own in range(workers)}
+    alone = weights_of(1, shared, Blind)
+    assert together[:2] == alone[:2] == (46, 8)
     np.testing.assert_allclose(together[2], alone[2], rtol=1e-5, atol=1e-6)
-    with pytest.warns(UserWarning, match="Rude is asked as worker 0 of 1, and each worker keeps a part"):
-        weights_of(2, shared, Rude)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"), [(Blind, ""), (Waiting, "It does not return to worker [01] of 2: it loops at")]
+)
+def test_a_source_that_does_not_share_is_asked_as_worker_0_of_1_and_its_minibatches_are_split(
+    source: Any, why: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"is asked as worker 0 of 1, and each worker keeps a part.* {why}"):
+        together = weights_of(2, shared, source)
+    alone = weights_of(1, shared, source)
+    assert alone[:2] == together[:2] == (46, 8)
+    np.testing.assert_allclose(together[2], alone[2], rtol=1e-5, atol=1e-6)
+
+
+def test_with_block_momentum_a_source_of_ones_own_is_asked_for_the_minibatch_of_a_worker() -> None:
+    sizes: set[int] = set()
+
+    class Sized(Fair):
+        def next_minibatch(self, num_samples: int, number_of_workers: int, worker_rank: int, device: Any = None) -> Any:
+            sizes.add(num_samples)
+            return super().next_minibatch(num_samples, number_of_workers, worker_rank, device)
+
+    def blocks(parameters: Any) -> Any:
+        return C.distributed.block_momentum_distributed_learner(C.sgd(parameters, 0.1), 24)
+
+    weights_of(2, blocks, Sized, samples=46, sizes=6)
+    assert max(sizes) == 6
+
+
+@pytest.mark.parametrize("source", [Fair, Blind])
+def test_workers_validate_together_on_a_source_of_ones_own(source: Any) -> None:
+    told: list[Any] = []
+
+    class Ends(source):  # type: ignore[misc]
+        def rows(self, size: int, every: int, first: int) -> Any:
+            if self.place == 0 and self.infos[0] in getattr(self, "given", {}):
+                return {}
+            self.given = super().rows(size, every, first)
+            return self.given
+
+    def main() -> None:
+        own = C.CrossValidationConfig(Ends(), 23, 5, lambda *given: told.append(given[1:]))
+        a_training(shared, cv_config=own, samples=23)
+
+    hr.launch(main, workers=1)
+    alone = told[-1]
+    told.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Ends is asked as worker 0 of 1")
+        hr.launch(main, workers=2)
+    assert [each[1] for each in told] == [23] * 2
+    assert [each[0] for each in told] == pytest.approx([alone[0]] * 2)
 
 
 def test_workers_validate_and_test_together() -> None:

@@ -62,7 +62,7 @@ class Command:
     @property
     def takes_words(self) -> bool:
         """Whether it reads its words itself, as its options depend on a recipe."""
-        return self.name in ("fit", "resume")
+        return self.name in ("fit", "sweep", "resume")
 
     def run(self, words: Sequence[str]) -> int:
         """Runs it; its exit status."""
@@ -178,6 +178,7 @@ def page(usage: str, description: str, groups: Mapping[str, Sequence[tuple[str, 
 COMMANDS: Mapping[str, Sequence[Command]] = {
     "train": (
         Command("fit", "trains a recipe, with one worker or several", "fit:fit"),
+        Command("sweep", "trains a recipe with each combination of some values", "sweep:sweep"),
         Command("resume", "goes on with a run from where it stands", "fit:resume"),
         Command("rehearse", "a recipe on virtual workers, by one strategy after the other", "rehearse:rehearse"),
         Command("new", "starts a recipe that works, with a test", "prepare:new"),

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,22 @@ from .options import (
     PREEMPTED,
     Known,
     Options,
+    SweepOptions,
     UsageError,
     flag_of,
     no_option_error,
     options_of,
     parse_words,
     taken,
+    taken_by,
 )
 from .output import numbers, print_line, print_result, print_text
 
 _TAKES = {
     "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",
+    "sweep": "RECIPE: file.py or file.py:function, which returns a Recipe. Each parameter of the function takes "
+    "several values, with commas between: a run is made for each combination. The same command goes on where it "
+    "stopped.",
     "resume": "RUN: the directory of a run. Options are as the run has them, unless others are given.",
 }
 _BOTH = {
@@ -77,7 +82,7 @@ def resume(*words: str) -> int:
     trust, left = "--trust" in left, [word for word in left if word != "--trust"]
     at = next((k for k, word in enumerate(left) if word.partition("=")[0] == "--recipe"), len(left))
     left, after = left[:at], left[at:]
-    with _as_usage():
+    with as_usage():
         recipe = taken(after, "--recipe", "file.py")
     run, *left = [*left, *after]
     if any(word.partition("=")[0].removeprefix("--") in OF_A_NEW_RUN for word in left if word.startswith("--")):
@@ -95,9 +100,25 @@ def resume(*words: str) -> int:
 
 def _run(command: str, words: list[str]) -> int:
     """Trains what the words ask for, unless they ask for help or for all options."""
-    asks_help, prints = ({"-h", "--help"} & {*words}, {"--print_config", "--print-config"} & {*words})
-    words = [word for word in words if word not in asks_help | prints]
-    with _as_usage():
+    prints = {"--print_config", "--print-config"} & {*words}
+    given = read_words(command, [word for word in words if word not in prints])
+    if given is None:
+        return 0
+    with as_usage():
+        options, training = given.training(given.values)
+    if prints:
+        import yaml
+
+        print_text(yaml.safe_dump(dict(training.document), sort_keys=False))
+        return 0
+    return _train(given.recipe, options, training)
+
+
+def read_words(command: str, words: list[str]) -> "Given | None":
+    """What the words give; nothing if they ask for help, which is printed."""
+    asks_help = {"-h", "--help"} & {*words}
+    words = [word for word in words if word not in asks_help]
+    with as_usage():
         configs = _configs(words)
         recipe = _recipe_in(words, configs)
         if recipe is None and not asks_help:
@@ -105,21 +126,16 @@ def _run(command: str, words: list[str]) -> int:
     function = None if recipe is None else find_recipe(recipe)
     if function is not None:
         check_parameters(function)
-    with _as_usage():
-        if recipe is None or function is None or asks_help:
-            print_line(_help(command, function))
-            return 0
-        options, training = _asked(command, recipe, function, configs, words)
-    if prints:
-        import yaml
-
-        print_text(yaml.safe_dump(dict(training.document), sort_keys=False))
-        return 0
-    return _train(recipe, options, training)
+    with as_usage():
+        of_recipe = _of_recipe(command, function)
+        if recipe is None or asks_help:
+            print_line(_help(command, function, of_recipe))
+            return None
+        return Given(recipe, of_recipe, _values(command, of_recipe, configs, words))
 
 
 @contextmanager
-def _as_usage() -> Iterator[None]:
+def as_usage() -> Iterator[None]:
     """Turns the errors of settings into errors of the command line, which have an exit status of their own."""
     try:
         yield
@@ -158,12 +174,34 @@ def _recipe_in(words: list[str], configs: Sequence[Config]) -> str | None:
     return recipe
 
 
-def _asked(
-    command: str, recipe: str, function: Callable[..., Any], configs: Sequence[Config], words: Sequence[str]
-) -> tuple[Options, Training]:
-    """The options of the training, and what is to be trained."""
-    of_recipe = _of_recipe(function)
-    known = parameters_of(Options) | of_recipe
+@dataclass(frozen=True)
+class Given:
+    """A recipe, its parameters, and the values that it and the training are given."""
+
+    recipe: str
+    of_recipe: dict[str, Parameter]
+    values: list[Value]
+
+    def training(self, values: Sequence[Value]) -> tuple[Options, Training]:
+        """The options of the training, and what is to be trained, with these values."""
+        known = parameters_of(Options) | self.of_recipe
+        given = {value.name for value in values}
+        if missing := [name for name, each in known.items() if each.required and name not in given]:
+            raise ConfigError(f"{' and '.join(map(flag_of, missing))} is missing: the recipe has no default.")
+        found = typed_values(known, values)
+        options = Options(**{name: found[name] for name in known if name not in self.of_recipe})
+        options.check()
+        strategy = None if options.strategy is None else parse_strategy(options.strategy)
+        arguments, name = {name: plain(found[name]) for name in self.of_recipe}, located(self.recipe)
+        document = {"recipe": name, "arguments": arguments, "fit": options.said()}
+        return options, Training(name, arguments, options.of_fit(), strategy, document, options.needs_run())
+
+
+def _values(
+    command: str, of_recipe: dict[str, Parameter], configs: Sequence[Config], words: Sequence[str]
+) -> list[Value]:
+    """The values that the environment, the files and the words give, in this order."""
+    known = taken_by(command, of_recipe)
     values = [*_of_environment(known)]
     for file, config in configs:
         values += _of_file(file, config, known)
@@ -172,17 +210,7 @@ def _asked(
         raise no_option_error(extra, known)
     if command == "resume" and any(value.name in LIMITS for value in flags):  # instead of those that it began with
         values = [value for value in values if value.name not in LIMITS or value.name in of_recipe]
-    values += flags
-    given = {value.name for value in values}
-    if missing := [name for name, each in known.items() if each.required and name not in given]:
-        raise ConfigError(f"{' and '.join(map(flag_of, missing))} is missing: the recipe has no default.")
-    found = typed_values(known, values)
-    options = Options(**{name: found[name] for name in known if name not in of_recipe})
-    options.check()
-    strategy = None if options.strategy is None else parse_strategy(options.strategy)
-    arguments, name = {name: plain(found[name]) for name in of_recipe}, located(recipe)
-    document = {"recipe": name, "arguments": arguments, "fit": options.said()}
-    return options, Training(name, arguments, options.of_fit(), strategy, document, options.needs_run())
+    return values + flags
 
 
 def _of_environment(known: Known) -> Iterator[Value]:
@@ -211,10 +239,11 @@ def _of_file(file: str, config: Mapping[str, Any], known: Known) -> Iterator[Val
         yield Value(name, given, f"{file}: {key}")
 
 
-def _of_recipe(function: Callable[..., Any] | None) -> dict[str, Parameter]:
+def _of_recipe(command: str, function: Callable[..., Any] | None) -> dict[str, Parameter]:
     """The parameters of the recipe by name."""
     found = {} if function is None else parameters_of(function)
-    if reserved := next((name for name in OWN if name in found), None):
+    own = (*OWN, *parameters_of(SweepOptions)) if command == "sweep" else OWN
+    if reserved := next((name for name in own if name in found), None):
         raise ConfigError(f"the recipe has a parameter {reserved!r}, which the command line has itself. Rename it.")
     return found
 
@@ -222,15 +251,15 @@ def _of_recipe(function: Callable[..., Any] | None) -> dict[str, Parameter]:
 # --- help --------------------------------------------------------------------------------------------------
 
 
-def _help(command: str, function: Callable[..., Any] | None) -> str:
+def _help(command: str, function: Callable[..., Any] | None, of_recipe: dict[str, Parameter]) -> str:
     """The page of help, with types and defaults."""
     takes = _TAKES[command]
-    of_recipe = _of_recipe(function)
-    options = options_of(command, of_recipe)
-    training = [options[name] for name in parameters_of(Options) if name in options.keys() - of_recipe.keys()]
+    options = {name: each for name, each in options_of(command, of_recipe).items() if name not in of_recipe}
+    of_sweep = described(SweepOptions) if command == "sweep" else {}
     groups = {
         "The recipe": rows(of_recipe.values(), {} if function is None else described(function)),
-        "The training": rows(training, described(Options)),
+        "The sweep": rows(options.values(), of_sweep),
+        "The training": rows([options[name] for name in options if name not in of_sweep], described(Options)),
         "Both together": [row for name, row in _BOTH.items() if name in options],
     }
     usage = f"headrace {command} {takes.partition(':')[0]} [--option value ...]"

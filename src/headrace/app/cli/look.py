@@ -1,19 +1,21 @@
 """What looks at runs: `runs` and `report`."""
 
+import json as as_json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from .options import check_ending
+from .options import check_ending, flag_of
 from .output import iso_time, print_result, short_time, table
 
 DEPTH = 3  # directories below the one that is named
+WIDTH = 40  # characters of an argument
 
 
 def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
-    """Lists the runs in a directory.
+    """Lists the runs in a directory, with the arguments of their recipes that are not the same in all of them.
 
     Args:
         dir: where to look
@@ -23,11 +25,15 @@ def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
     if not run_path(dir).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
     found = [_facts(path) for path in _runs_in(dir)]
+    varied = _varied([each["arguments"] for each in found])
     lines = [
-        [each["run"], each["state"], str(each["epoch"] or 0), _best(each), short_time(each["changed"])]
+        [
+            *(each["run"], each["state"], str(each["epoch"] or 0), _best(each), short_time(each["changed"])),
+            *(_shown(each["arguments"][name])[:WIDTH] if name in each["arguments"] else "-" for name in varied),
+        ]
         for each in found
     ]
-    text = table(["run", "state", "epochs", "best", "last change"], lines)
+    text = table(["run", "state", "epochs", "best", "last change", *map(flag_of, varied)], lines)
     print_result(json, found, text if found else f"{dir} has no runs")
     return 0
 
@@ -48,6 +54,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
     found = read(path)
     best, last = found.best_row or {}, found.rows[-1] if found.rows else {}
+    arguments = found.recipe.get("arguments") if isinstance(found.recipe, dict) else None
     key = next((key for key in [*found.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
     changed = max(
         file.stat().st_mtime for file in [path / "run.json", *path.glob("*.jsonl"), *path.glob("checkpoints")]
@@ -60,7 +67,21 @@ def _facts(path: Path) -> dict[str, Any]:
         "step": last.get("step"),
         "best": {"key": key, "value": best.get(key), "step": best.get("step")},
         "changed": iso_time(changed),
+        "arguments": arguments if isinstance(arguments, dict) else {},
     }
+
+
+def _varied(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The arguments that have different values in some of the runs."""
+    values: dict[str, set[str]] = {}
+    for arguments in runs:
+        for name, value in arguments.items():
+            values.setdefault(name, set()).add(_shown(value))
+    return [name for name in values if name.isidentifier() and len(values[name]) > 1]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value.isprintable() else as_json.dumps(value)
 
 
 def _best(facts: dict[str, Any]) -> str:

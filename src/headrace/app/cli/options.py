@@ -17,6 +17,8 @@ OWN = (
 """Names that the command line has for itself."""
 OF_A_NEW_RUN = ("run", "resume")
 """What `headrace fit` takes and `headrace resume` does not: the run to go on with has said it."""
+_OF_ONE_RUN = ("resume", "report")
+"""What `headrace sweep` does not take."""
 _COUNTS = ("epochs", "steps", "samples", "minutes", "keep", "workers")
 _NOT_OF_FIT = ("report", "workers", "engine", "strategy", "json")
 """What is not passed on to `Trainer.fit`."""
@@ -102,13 +104,36 @@ class Options:
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """The sweep
+
+    Args:
+        run: directory of the runs, one for each combination (runs/RECIPE-sweep)
+        trials: let Optuna choose so many combinations; --lr 1e-5..1e-1:log is then a range
+        monitor: the number that tells a good run, as in val/loss or "max val/score"
+    """
+
+    run: str | None = None
+    trials: int | None = None
+    monitor: str = "val/loss"
+
+
+def taken_by(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """What may have a value in a command that trains, by name; of two options with one name, the recipe's counts."""
+    known = parameters_of(Options)
+    if command == "sweep":
+        known = {name: each for name, each in known.items() if name not in _OF_ONE_RUN} | parameters_of(SweepOptions)
+    return known | dict(of_recipe)
+
+
 def options_of(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """What `headrace fit` or `headrace resume` takes, by name; of two options with one name, the recipe's counts."""
-    more = [Parameter("config", str), Parameter("print_config", bool)]
+    """The options of a command that trains, by name."""
+    more = [Parameter("config", str)] + [Parameter("print_config", bool)] * (command != "sweep")
     if command == "resume":
         more += [Parameter("recipe", str), Parameter("trust", bool)]
-    known = parameters_of(Options) | dict(of_recipe) | {each.name: each for each in more}
-    return {name: each for name, each in known.items() if command == "fit" or name not in OF_A_NEW_RUN}
+    known = taken_by(command, of_recipe) | {each.name: each for each in more}
+    return {name: each for name, each in known.items() if command != "resume" or name not in OF_A_NEW_RUN}
 
 
 Known = Mapping[str, Parameter]
@@ -143,7 +168,7 @@ def parse_words(words: Sequence[str], known: Known, listed: Iterable[str], dash:
             raise ConfigError(unknown("option", flag_of(name, dash), [flag_of(each, dash) for each in listed]))
         elif not equals:
             alone = not left or left[0].startswith("--")
-            if known[name].switch and (alone or left[0] not in ("true", "false")):
+            if known[name].switch and (alone or not {*left[0].split(",")} <= {"true", "false"}):
                 text = "true"
             elif alone:
                 raise ConfigError(f"{flag}: expected {known[name].type}, got nothing.")

@@ -1,6 +1,10 @@
 """Sources that users write, and the one over data in memory."""
 
+import dis
+import sys
 from collections.abc import Mapping
+from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,7 @@ from torch import Tensor
 
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
-from ....errors import ConfigError
+from ....errors import ConfigError, SourceError
 from .._native import hint
 from ..core import Held, Value, is_scipy, sequences_of
 from ..device import DeviceDescriptor, chosen
@@ -22,7 +26,22 @@ class UserMinibatchSource:
 
     def __init__(self) -> None:
         hint("io.UserMinibatchSource", "an hr.Source with next_batch, state_dict and load_state_dict")
-        self.streams = Record(**{info.m_name: info for info in self.stream_infos()})
+        _ = self.streams  # checked
+
+    @cached_property
+    def streams(self) -> Record:
+        """The streams by name."""
+        infos = self.stream_infos()
+        for what in ("m_name", "m_id"):
+            named: dict[Any, StreamInformation] = {}
+            for info in infos:
+                if (other := named.setdefault(getattr(info, what), info)) is not info:
+                    called = "are both called" if what == "m_name" else "both have the id"
+                    raise ConfigError(
+                        f"{type(self).__name__}: the streams {other} and {info} {called} {getattr(info, what)!r}. Give "
+                        "each its own."
+                    )
+        return Record(**{info.m_name: info for info in infos})
 
     def stream_infos(self) -> list[StreamInformation]:
         """What every minibatch holds."""
@@ -55,6 +74,104 @@ class UserMinibatchSource:
     def is_infinite(self) -> bool:
         """Whether it never ends."""
         return False
+
+
+# --- how they are asked ------------------------------------------------------------------------------------
+
+LINES = 200_000  # that a source may run through until it returns
+_CALLS = 64
+
+
+def checked(source: UserMinibatchSource, minibatch: Any, size: int) -> dict[Any, MinibatchData]:
+    """What a source has returned; raises unless it is as the source says of its streams, and as it was asked for."""
+    name = type(source).__name__
+    if minibatch is not None and not isinstance(minibatch, Mapping):
+        raise SourceError(f"{name} returned a {type(minibatch).__name__}. Return a dict by StreamInformation.")
+    counts = {}
+    for info, data in (minibatch or {}).items():
+        if not isinstance(info, StreamInformation) or not isinstance(data, MinibatchData):
+            raise SourceError(
+                f"{name} returned a {type(data).__name__} for {info!r}. Return MinibatchData by StreamInformation."
+            )
+        rows, wanted, sequences = data.data.rows, info.sample_shape, len(data.data)
+        items = rows.items if isinstance(rows, Ragged) else None
+        shape = data.shape[1 if items is None else 2 :]
+        if shape[max(0, len(shape) - len(wanted)) :] != wanted and (items or np.prod(shape) != np.prod(wanted)):
+            raise SourceError(f"{name}: the stream {info} has samples of shape {wanted}, and returned {shape}.")
+        if data.num_sequences != sequences or items not in (None, data.num_samples):
+            raise SourceError(
+                f"{name}: the stream {info} says {data.num_sequences} sequences with {data.num_samples} samples, and "
+                f"has {sequences} with {data.num_samples if items is None else items}."
+            )
+        if data.num_samples > size and sequences > 1:
+            raise SourceError(
+                f"{name} was asked for {size} samples, and returned {data.num_samples} of {info}. Return at most as "
+                "many, or one sequence."
+            )
+        counts[info.m_name] = sequences
+    if len({*counts.values()}) > 1:
+        raise SourceError(f"{name}: streams have as many sequences as each other, got {counts}.")
+    return dict(minibatch or {})
+
+
+def looks_at_workers(source: UserMinibatchSource) -> bool:
+    """Whether the code of `next_minibatch` reads the number of workers, or that of this one."""
+    code = getattr(type(source).next_minibatch, "__code__", None)
+    if code is None or code.co_argcount < 4:
+        return True
+    names = {*code.co_varnames[2:4]}
+    read = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD"))
+    return any(
+        names & {*(name if isinstance(name, tuple) else (name,))} for name in read if isinstance(name, str | tuple)
+    )
+
+
+def loops_as_worker(source: UserMinibatchSource, size: int, workers: int, own: int) -> str:
+    """Where a source loops for ever if it is asked as one of several workers, if it does; it stands then as before.
+
+    A source that cannot go back is not tried.
+    """
+    if type(source).restore_from_checkpoint is UserMinibatchSource.restore_from_checkpoint:
+        return ""
+    state, lines = source.get_checkpoint_state(), 0
+    try:
+        for _ in range(_CALLS):
+            found, passed, place = _limited(source, size, workers, own)
+            lines += passed
+            if place:
+                return place
+            if not found or lines > LINES or any(data.end_of_sweep for data in found.values()):
+                break
+    finally:
+        source.restore_from_checkpoint(state)
+    return ""
+
+
+class _Endless(BaseException):
+    """A source does not return."""
+
+
+def _limited(source: UserMinibatchSource, size: int, workers: int, own: int) -> tuple[Any, int, str]:
+    """What a source returns, the lines that it has run through, and the last of them if it has not returned."""
+    lines, place = 0, ""
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines, place
+        lines += 1
+        if lines > LINES:
+            place = f"line {frame.f_lineno} of {frame.f_code.co_filename}"
+            raise _Endless
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        found = source.next_minibatch(size, workers, own, None)
+    except _Endless:
+        return None, lines, place
+    finally:
+        sys.settrace(before)
+    return found, lines, place
 
 
 class MinibatchSourceFromData(UserMinibatchSource):

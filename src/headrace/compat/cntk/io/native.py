@@ -1,8 +1,6 @@
 """Sources of users as headrace's own: to train with natively, and to be held to what is promised of a source."""
 
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,9 +13,7 @@ from ....data.source import Source
 from ....errors import SourceError
 from ....testing.sources import check_source
 from ....testing.trial import Report
-from .memory import UserMinibatchSource
-
-LINES = 200_000
+from .memory import LINES, UserMinibatchSource, loops_as_worker
 
 
 class NativeSource(Source):
@@ -70,29 +66,9 @@ def check_user_source(
     """
     for own in range(2):
         source = make()
-        for _ in range(4):
-            _limited(source, 8, own)
-    return check_source(lambda: NativeSource(make(), sequences, endless), **options)
-
-
-def _limited(source: UserMinibatchSource, size: int, own: int) -> None:
-    """Asks a source as one of two workers; raises if it loops."""
-    left = LINES
-
-    def count(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            place = f"line {frame.f_lineno} of {frame.f_code.co_filename}"
+        if place := loops_as_worker(source, 8, 2, own):
             raise SourceError(
                 f"{type(source).__name__}.next_minibatch does not return to worker {own} of 2: it is at {place} after "
                 f"{LINES:,} lines. Go on past the sequences of other workers."
             )
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        source.next_minibatch(size, 2, own, None)
-    finally:
-        sys.settrace(before)
+    return check_source(lambda: NativeSource(make(), sequences, endless), **options)

@@ -14,7 +14,7 @@ from ....errors import ConfigError
 from .._native import hint
 from ..core import Held, Value
 from ..device import DeviceDescriptor, use_default_device
-from ..io.memory import MinibatchSourceFromData
+from ..io.memory import MinibatchSourceFromData, UserMinibatchSource, checked, looks_at_workers, loops_as_worker
 from ..io.sources import MinibatchSource, by_variable
 from ..io.streams import MinibatchData
 from ..learners.schedules import MinibatchSizeSchedule
@@ -104,7 +104,7 @@ class TrainingSession:
         ]
         self._actions = [_Action(*each) for each in actions if each[0]]
         self._device: DeviceDescriptor | None = None
-        self._told = False
+        self._sharing: dict[int, bool] = {}
 
     def train(self, device: DeviceDescriptor | None = None) -> None:
         """Trains, from the checkpoint if there is one."""
@@ -212,31 +212,42 @@ class TrainingSession:
         """The next minibatch, by variable: this worker's part of it. Empty, where there is none."""
         if size <= 0:
             return {}
-        own, count = 0, 1
+        own, count, widened = 0, 1, False
         if self._shared is not None and self._shared.active:
             worker = self._shared.communicator().comm.shard
             own, count = worker.index, worker.count
-            size *= count if self._shared.widens and source is self._source else 1
+            widened = self._shared.widens and source is self._source
+            size *= count if widened and isinstance(source, MinibatchSource | MinibatchSourceFromData) else 1
         if isinstance(source, MinibatchSource):
             found = source.next_minibatch(size, None, self._device, count, own)
-        elif count == 1 or isinstance(source, MinibatchSourceFromData):
+        elif isinstance(source, MinibatchSourceFromData):
             found = source.next_minibatch(size, count, own, self._device)
+        elif count == 1 or self._shares_itself(source, size, count, own):
+            found = checked(source, source.next_minibatch(size, count, own, self._device), size)
         else:
-            self._tell_of_splitting(source)
-            found = _part(source.next_minibatch(size, 1, 0, self._device), own, count)
+            whole = size * (count if widened else 1)
+            found = _part(checked(source, source.next_minibatch(whole, 1, 0, self._device), whole), own, count)
         if not found or not any(map(len, found.values())):
             return {}
         return by_variable(found, streams)
 
-    def _tell_of_splitting(self, source: Any) -> None:
-        if not self._told:
-            self._told = True
-            warnings.warn(
-                f"{type(source).__name__} is asked as worker 0 of 1, and each worker keeps a part of every minibatch: "
-                "sources that skip the sequences of others may never return.",
-                UserWarning,
-                stacklevel=4,
-            )
+    def _shares_itself(self, source: UserMinibatchSource, size: int, count: int, own: int) -> bool:
+        """Whether a source gives each worker a part of its own; all workers decide alike, once."""
+        if (found := self._sharing.get(id(source))) is None:
+            assert self._shared is not None
+            place = loops_as_worker(source, size, count, own) if (looks := looks_at_workers(source)) else ""
+            refused = torch.tensor([float(not looks or bool(place))])
+            self._shared.communicator().comm.all_reduce(refused, "max")
+            found = self._sharing[id(source)] = not refused
+            if not found:
+                why = f" It does not return to worker {own} of {count}: it loops at {place}." if place else ""
+                warnings.warn(
+                    f"{type(source).__name__} is asked as worker 0 of 1, and each worker keeps a part of every "
+                    f"minibatch.{why}",
+                    UserWarning,
+                    stacklevel=4,
+                )
+        return found
 
     def _restore(self, filename: str) -> None:
         """Goes on from a checkpoint of this name, or from that with the largest number."""

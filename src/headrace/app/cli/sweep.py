@@ -1,0 +1,261 @@
+"""`headrace sweep RECIPE`: a run for each combination of values of the recipe's parameters.
+
+The runs are all that a sweep remembers: the same command, given again, goes on where it stopped.
+"""
+
+import itertools
+import json
+import re
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from ...engines.launch import launch
+from ...errors import ConfigError, HeadraceError, RunError
+from ...store.rows import best_row, encoded, keys_of, number
+from ...watch.monitor import side_of
+from ...watch.report.read import read
+from ...workers.here import here
+from ..find import read_recipe
+from ..keeping import SOURCE
+from ..parameters import MisfitError, Parameter, Value, as_type, parameters_of, plain, typed_values
+from ..recipe import Training, changed_arguments, run_recipe
+from .fit import Given, as_usage, read_words
+from .look import runs
+from .options import INTERRUPTED, PREEMPTED, Options, SweepOptions, check_count, flag_of
+from .output import print_line
+
+LONGEST = 200  # characters of the name of a run
+DIGITS = 4  # of a number that Optuna chooses
+_RANGE = re.compile(r"(.+)\.\.(.+?)(:log)?")
+
+
+class Range(NamedTuple):
+    """Numbers of which Optuna chooses one, as in `1e-5..1e-1:log`."""
+
+    low: float
+    high: float
+    log: bool
+
+
+Choices = Mapping[str, list[Any] | Range]
+
+
+def sweep(*words: str) -> int:
+    """Trains the recipe that the words name with each combination of the values that they give."""
+    if (given := read_words("sweep", list(words))) is None:
+        return 0
+    with as_usage():
+        of_sweep = parameters_of(SweepOptions)
+        own = SweepOptions(**typed_values(of_sweep, [value for value in given.values if value.name in of_sweep]))
+        check_count(own.trials, "--trials")
+        base = [value for value in given.values if value.name not in of_sweep]
+        flags = {v.name: v for v in base if v.name in given.of_recipe and v.where.startswith("--")}
+        choices = {name: _choices(given.of_recipe[name], value, own.trials) for name, value in flags.items()}
+        if all(isinstance(values, list) and len(values) == 1 for values in choices.values()):
+            raise ConfigError("nothing varies. Give a parameter several values, with commas between: --lr 1e-3,1e-4.")
+        path, _, function = given.recipe.partition(":")
+        where = Path(own.run or Path("runs", f"{function or Path(path).stem}-sweep"))
+        trials = _Trials(given, [value for value in base if value.name not in flags], choices, where)
+        combinations = trials.grid() if own.trials is None else []
+    if (where / "run.json").exists():
+        raise RunError(f"{where} is a run. Name a directory for the runs of the sweep: --run DIR.")
+    if here().count > 1:
+        raise ConfigError("a sweep starts the workers of its runs itself: --workers 4 --engine processes.")
+    try:
+        for each in combinations:
+            trials.make(*each)
+        if own.trials is not None:
+            trials.optimize(own.trials, own.monitor)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != PREEMPTED:
+            raise
+        print_line("headrace: ended early: the same command goes on from there", sys.stderr)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
+    runs(where, json=trials.options.json)
+    return 1 if trials.failures else 0
+
+
+def _choices(parameter: Parameter, value: Value, trials: int | None) -> list[Any] | Range:
+    """The values that a flag gives a parameter, as plain values, or the range."""
+    text = str(value.given)
+    if found := _RANGE.fullmatch(text):
+        low, high = (_number(parameter, end) for end in found.groups()[:2])
+        if low is not None and high is not None:
+            if trials is None:
+                raise ConfigError(f"{value.where} {text} is a range, of which --trials N chooses. Or give values.")
+            if not low < high or (found[3] and low <= 0):
+                raise ConfigError(f"{value.where} {text}: a range goes up, and begins above 0 with :log.")
+            return Range(low, high, bool(found[3]))
+    known = {parameter.name: parameter}
+    values = [plain(typed_values(known, [value._replace(given=part)])[parameter.name]) for part in _parts(text)]
+    if twice := next((each for k, each in enumerate(values) if each in values[:k]), None):
+        raise ConfigError(f"{value.where}: {twice!r} is given twice.")
+    return values
+
+
+def _number(parameter: Parameter, text: str) -> float | None:
+    try:
+        return number(as_type(parameter.kind, text))
+    except MisfitError:
+        return None
+
+
+def _parts(text: str) -> list[str]:
+    """What is between commas; those in brackets belong to a value."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+@dataclass
+class _Trials:
+    """Makes the runs of a sweep."""
+
+    given: Given
+    base: Sequence[Value]
+    """What is the same in all of them."""
+    choices: Choices
+    where: Path
+    failures: int = 0
+    options: Options = field(default_factory=Options)
+    """Those of the last run."""
+
+    def grid(self) -> list[tuple[Path, Training]]:
+        """Every combination: where its run goes, and what is to be trained."""
+        every = itertools.product(*(values for values in self.choices.values() if isinstance(values, list)))
+        return [self.training(values) for values in every]
+
+    def training(self, values: Sequence[Any], number: str = "") -> tuple[Path, Training]:
+        """What is to be trained with these values, and where: the name of a run says which they are."""
+        flags = [Value(name, value, flag_of(name)) for name, value in zip(self.choices, values, strict=True)]
+        self.options, training = self.given.training([*self.base, *flags])
+        said = {name: training.arguments[name] for name in self.choices}
+        words = [f"{name}={quote(v if isinstance(v, str) else json.dumps(v), safe=' +')}" for name, v in said.items()]
+        path = self.where / ",".join([*([number] if number else []), *words])
+        if len(path.name) > LONGEST:
+            raise ConfigError(f"the name of the run {path.name[:40]}... is too long. Vary fewer parameters.")
+        return path, replace(training, options={**training.options, "run": str(path)})
+
+    def make(self, path: Path, training: Training) -> bool:
+        """Trains, or goes on with what was begun, unless it is finished; whether it is finished now."""
+        if changed := changed_arguments(path, training.arguments):
+            listed = "\n  ".join(changed)
+            raise RunError(f"{path} was made with other values:\n  {listed}\nGive those, or name another --run.")
+        if _is_finished(path, training):
+            print_line(f"headrace: {path} is finished", sys.stderr)
+            return True
+        print_line(f"headrace: {path}", sys.stderr)
+        try:
+            launch(run_recipe, training, workers=self.options.workers, engine=self.options.engine)
+        except Exception as error:
+            self.failures += 1
+            if not isinstance(error, HeadraceError):
+                traceback.print_exc()
+            print_line(f"headrace: {path} failed: {error}", sys.stderr)
+            return False
+        return True
+
+    def optimize(self, count: int, monitor: str) -> None:
+        """Makes so many runs, each with the values that Optuna chooses by the results of those before."""
+        optuna = _optuna()
+        key, mode = _monitored(monitor)
+        varied = {name: values for name, values in self.choices.items() if isinstance(values, Range) or values[1:]}
+        spaces = {name: _distribution(optuna, values) for name, values in varied.items()}
+        history: list[Any] = []
+        for k in range(count):
+            values = self._begun(f"{k:03d}")
+            if values is None:  # a new study each time: a sweep that goes on chooses what it would have chosen
+                sampler = optuna.samplers.TPESampler(seed=k)
+                study = optuna.create_study(direction=f"{mode}imize", sampler=sampler)
+                study.add_trials(history)
+                asked = study.ask(spaces).params
+                values = {
+                    name: _picked(of, asked[name]) if name in asked else of[0] for name, of in self.choices.items()
+                }
+            path, training = self.training([*values.values()], f"{k:03d}")
+            params = {name: _param(of, values[name], path) for name, of in self.choices.items()}
+            if self.make(path, training) and (score := _score(path, key, mode)) is not None:
+                of_optuna = {name: params[name] for name in spaces}
+                history.append(optuna.trial.create_trial(params=of_optuna, distributions=spaces, value=score))
+
+    def _begun(self, number: str) -> dict[str, Any] | None:
+        """The values of the run with this number, if there is one."""
+        for path in self.where.glob(f"{number},*") if self.where.is_dir() else ():
+            if document := read_recipe(path):
+                return {name: document["arguments"].get(name) for name in self.choices}
+        return None
+
+
+def _is_finished(path: Path, training: Training) -> bool:
+    """Whether a run has all that is asked for: neither its recipe nor the options of the training have changed."""
+    document = read_recipe(path)
+    if document is None or document["fit"] != encoded(training.document["fit"]):
+        return False
+    source = Path(training.recipe.partition(":")[0]).read_bytes()
+    kept = path / SOURCE
+    return kept.is_file() and kept.read_bytes() == source and read(path).status[0] == "finished"
+
+
+# --- Optuna ------------------------------------------------------------------------------------------------
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise ConfigError('--trials needs Optuna, which is not installed: pip install "headrace[optuna]".') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _monitored(text: str) -> tuple[str, str]:
+    """The key to choose by, and whether it should be small or large."""
+    said, _, key = text.rpartition(" ")
+    mode = said or side_of(key)
+    if mode not in ("min", "max"):
+        raise ConfigError(
+            f'--monitor: whether {key} should be small or large is not known: say "min {key}" or "max {key}".'
+        )
+    return key, mode
+
+
+def _distribution(optuna: Any, choices: list[Any] | Range) -> Any:
+    if isinstance(choices, list):
+        return optuna.distributions.CategoricalDistribution([*range(len(choices))])
+    kind = "IntDistribution" if isinstance(choices.low, int) else "FloatDistribution"
+    return getattr(optuna.distributions, kind)(choices.low, choices.high, log=choices.log)
+
+
+def _picked(choices: list[Any] | Range, param: Any) -> Any:
+    """The value that Optuna means: the one at a place, or a number, of which a few digits are enough."""
+    if isinstance(choices, list):
+        return choices[param]
+    return param if isinstance(param, int) else min(max(float(f"{param:.{DIGITS}g}"), choices.low), choices.high)
+
+
+def _param(choices: list[Any] | Range, value: Any, path: Path) -> Any:
+    """A value as Optuna knows it."""
+    if isinstance(choices, list) and value in choices:
+        return choices.index(value)
+    if isinstance(choices, Range) and choices.low <= value <= choices.high:
+        return value
+    raise RunError(f"{path} was made with other choices. Give those, or name another --run.")
+
+
+def _score(path: Path, key: str, mode: str) -> float | None:
+    """The best number that a run has reported."""
+    rows = read(path).rows
+    if key not in (there := keys_of(rows)):
+        raise ConfigError(f"--monitor {key}: {path} has not measured it. There are: {', '.join(there)}.")
+    best = best_row(rows, key, mode)
+    return None if best is None else float(best[key])
