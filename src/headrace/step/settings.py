@@ -68,8 +68,6 @@ class StepState:
         self.failed_step = ""
         """What has ended an update while its optimizer stepped, and may have left half of it."""
         self.change(**asdict(settings))
-        if strategy.parts:
-            warn_where_splits_differ(model, "parts", depth=5)
 
     def change(self, **settings: Any) -> None:
         """The next update is made with these settings."""
@@ -104,15 +102,15 @@ def draws_random(module: nn.Module) -> bool:
     return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))
 
 
-def warn_where_splits_differ(model: nn.Module, into: str = "microbatches", depth: int = 4) -> None:
+def warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
     """Warns of layers for which a microbatch is not the same as the same rows in a whole batch."""
     kinds = {
         type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _BATCH_NORM) or draws_random(m))
     }
     if kinds:
         warnings.warn(
-            f"the model has {', '.join(sorted(kinds))}: with {into} its statistics or random numbers are those of "
-            f"each of the {into}, so the update is close to that of the whole batch, not equal to it.",
+            f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
+            "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
             stacklevel=depth,
         )
 
