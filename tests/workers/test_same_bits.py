@@ -216,13 +216,8 @@ def goes_on(name: str, run: str, kill: int) -> Bits:
     return train(name, fit | {"callbacks": [Kill(kill)]})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "transformer, dropout",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("numbers", "convolutions", "averaged")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer, dropout", "numbers", "convolutions", "averaged"])
 def test_a_run_that_goes_on_with_other_numbers_of_workers_ends_with_the_bits_of_one(name: str, tmp_path: Path) -> None:
     rng, counts, step = random.Random(name), [], 0
     for _ in range(KILLS):

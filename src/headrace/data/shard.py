@@ -1,6 +1,6 @@
 """The part of every batch that one of several workers reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import ConfigError, SourceError
 from .batch import Batch
@@ -15,7 +15,7 @@ class Shard:
 
     index: int = 0
     count: int = 1
-    parts: int = 0
+    parts: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
