@@ -47,3 +47,65 @@ def test_a_machine_without_any_of_the_versions_does_not_pass(tree: Path) -> None
     ended = versions(tree)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.count("SKIPPED") == 3
+
+
+@pytest.fixture
+def checkout(tree: Path) -> Path:
+    """A repository of the scripts in which packages can be built, and version 7.8.9 is to be released."""
+    stub(tree / "scripts" / "package", 'echo "packages"')
+    shutil.copytree(ROOT / ".ci", tree / ".ci")
+    stub(tree / ".ci" / "nightly", 'echo "nightly"')
+    (tree / "src" / "headrace").mkdir(parents=True)
+    (tree / "src" / "headrace" / "__init__.py").write_text('__version__ = "7.8.9"\n')
+    (tree / "CITATION.cff").write_text("version: 7.8.9\n")
+    (tree / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n- New.\n")
+    git(tree, "init", "-q")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "first")
+    return tree
+
+
+def git(at: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *who, *words], cwd=at, check=True, capture_output=True, text=True).stdout
+
+
+def release(at: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(at / "scripts" / "release"), *words], capture_output=True, text=True, timeout=60)
+
+
+def test_a_trial_of_a_release_builds_the_packages_and_changes_nothing(checkout: Path) -> None:
+    ended = release(checkout, "--dry-run")
+    assert (ended.returncode, ended.stdout) == (0, "packages\n")
+    assert "v7.8.9 can be released" in ended.stderr
+    assert (git(checkout, "status", "--porcelain"), git(checkout, "tag")) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("new.txt", "", "the tree has changes"),
+        ("CITATION.cff", "version: 7.8.8\n", "CITATION.cff names another version"),
+        ("CHANGELOG.md", "# Changelog\n", "no section [Unreleased]"),
+    ],
+)
+def test_a_tree_that_is_not_ready_is_not_released(checkout: Path, file: str, text: str, reason: str) -> None:
+    (checkout / file).write_text(text)
+    if file != "new.txt":
+        git(checkout, "commit", "-q", "-a", "-m", "changed")
+    ended = release(checkout)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert reason in ended.stderr
+
+
+def test_a_version_that_is_tagged_is_not_released_a_second_time(checkout: Path) -> None:
+    git(checkout, "tag", "v7.8.9")
+    assert "v7.8.9 is tagged already" in release(checkout).stderr
+
+
+def test_tests_that_fail_at_night_prevent_a_release(checkout: Path) -> None:
+    stub(checkout / ".ci" / "nightly", "exit 3")
+    git(checkout, "commit", "-q", "-a", "-m", "broken")
+    ended = release(checkout)
+    assert (ended.returncode, git(checkout, "tag")) == (1, "")
+    assert "the nightly tests failed" in ended.stderr
