@@ -18,7 +18,7 @@ import headrace
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 VARIES = re.compile(
-    r"[\d,.]+ samples/s|[\d.]+ (?:s|min|ms)\b|\d{4}-\d\d-\d\d \d\d:\d\d|(?<=step )[\d,]+ of epoch \d+|[\d.]+ kB"
+    r"[\d,.]+ samples/s|[\d.]+ (?:s|min|ms)\b|\d{4}-\d\d-\d\d \d\d:\d\d|(?<=step )[\d,]+, epoch +\d+|[\d.]+ kB"
 )
 OUTPUT = "Output"
 

@@ -1,6 +1,8 @@
 """A scheduler wants its machine back: a signal at any place of a training saves it, and ends it with status 143."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,42 @@ def test_slurm_and_ctrl_c_save_as_well(number: int, status: int, tmp_path: Path)
     assert trainees.last_step(run) == 13
     assert f"{signal.Signals(number).name} received" in (run / "log.txt").read_text()
     assert trainees.finished(run) == trainees.reference()
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import headrace as hr
+
+class Stop(hr.Callback):
+    def on_step_end(self, info):
+        if info.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+model = torch.nn.Linear(4, 2)
+trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8)
+data = torch.randn(64, 4), torch.randn(64, 2)
+if sys.argv[1] == "caught":
+    try:
+        trainer.fit(data, epochs=4, run="a run", callbacks=[Stop()], progress=False)
+    except KeyboardInterrupt as error:
+        raise ValueError("on purpose") from error
+trainer.fit(data, epochs=4, run="a run", callbacks=[Stop()], progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caught", ["", "caught"])
+def test_a_script_that_ctrl_c_ends_says_how_to_go_on_and_shows_no_traceback(caught: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, caught]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "headrace: saved at step 7 in a run; run again to go on"
+    if caught:  # another error shows all that it knows
+        assert ended.returncode == 1
+        assert lines[-1] == "ValueError: on purpose"
+    else:
+        assert (ended.returncode, len(lines)) == (-signal.SIGINT, 1)
 
 
 # --- a second signal --------------------------------------------------------------------------------------

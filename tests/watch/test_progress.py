@@ -41,7 +41,7 @@ def test_plain_progress_is_one_line_an_epoch_on_standard_error(capsys: pytest.Ca
     assert out == ""
     assert len(epochs) == 3
     for row, line in zip(history, epochs, strict=True):
-        assert line.startswith(f"epoch {row['epoch']}  ")
+        assert line.startswith(f"epoch {row['epoch']}/3  ")
         assert f"train/loss {row['train/loss']:.4g}" in line
         assert f"val/loss {row['val/loss']:.4g}" in line
         assert "samples/s" in line
@@ -159,7 +159,7 @@ def test_a_terminal_shows_a_bar_and_is_left_as_it_was(end: str, terminal: dict[s
     assert HIDE not in text, "a training that is killed could not show the cursor again"
     shown = screen(text, 120)
     assert not any("━" in line or "batch" in line for line in shown), "the bar is cleared away"
-    assert any(line.startswith("epoch 1  train/loss") for line in shown)
+    assert any(line.startswith("epoch 1/2  train/loss") for line in shown)
     assert any(line.startswith("ended after 80 steps") for line in shown) == (end == "end")
     assert ("ZeroDivisionError" in shown, "KeyboardInterrupt" in shown) == (end == "error", end == "interrupt")
 

@@ -56,12 +56,12 @@ def test_a_notebook_shows_one_live_line_and_a_figure_and_goes_on_after_an_interr
     (shown,) = trained  # drawn in place: one output however often it changed
     assert shown.output_type == "display_data"
     lines = shown.data["text/plain"].splitlines()
-    assert [line.split("  ")[0] for line in lines[:3]] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert [line.split("  ")[0] for line in lines[:3]] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert lines[3].startswith("ended after 24 steps")
     assert "image/png" in plotted[-1].data
     assert "".join(out.text for out in interrupted if out.get("name") == "stdout") == "interrupted\nTrue True\n"
     *shown, last = long  # of many short epochs no output is long, and most lines are sent together
     assert [out.data["text/plain"].count("\n") for out in shown] == [99, 99, 50]
     lines = "\n".join(out.data["text/plain"] for out in shown).splitlines()
-    assert [line.split("  ")[0] for line in lines[:-1]] == [f"epoch {k}" for k in range(1, 251)]
+    assert [line.split("  train")[0] for line in lines[:-1]] == [f"epoch {k:>3}/250" for k in range(1, 251)]
     assert last.text == "True\n"

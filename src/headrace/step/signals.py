@@ -66,8 +66,10 @@ class Signals:
             self._scoring = False
 
     def error(self) -> BaseException:
-        """The exception to raise after the training: `KeyboardInterrupt` for SIGINT, else exit status 143."""
-        return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
+        """The exception to raise after the training: a `KeyboardInterrupt` for SIGINT, else exit status 143."""
+        if self.signal != signal.SIGINT:
+            return SystemExit(128 + signal.SIGTERM)
+        return KeyboardInterrupt() if _is_session() else _without_traceback(KeyboardInterrupt())
 
     @contextmanager
     def listening(self, wanted: bool) -> Iterator[None]:
@@ -89,9 +91,21 @@ class Signals:
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if not self.why:
             self.why, self.signal = f"{signal.Signals(number).name} received", number
-        elif number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
-            raise KeyboardInterrupt  # in a session that a person wants to keep
+        elif number == signal.SIGINT and _is_session():
+            raise KeyboardInterrupt
         else:
             os.write(2, b"headrace: asked a second time: ended at once, without saving\n")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _is_session() -> bool:
+    """Whether a person types commands here, and wants to keep the session."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    """Lets the program end by this exception without a traceback, if nothing catches it: the training is saved."""
+    print_error = sys.excepthook
+    sys.excepthook = lambda kind, value, trace: None if value is error else print_error(kind, value, trace)
+    return error

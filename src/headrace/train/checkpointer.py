@@ -1,5 +1,6 @@
 """Writes the state of a training into a run and reads it back; without a run it keeps only the best weights."""
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -285,6 +286,11 @@ class Checkpointer:
         """The training has ended well."""
         self._saver.wait()
         self._run.log(f"ended: {why}")
+
+    def announce(self, step: int) -> None:
+        """Prints how to go on, after a signal has ended the training."""
+        if self._writes:
+            print(f"headrace: saved at step {step:,} in {self._named}; run again to go on", file=sys.stderr)
 
     def _write(
         self,

@@ -71,6 +71,7 @@ class Loop:
                 self._finish()
             except Interrupted:
                 self._leave(self._signals.why)
+                self._checkpointer.announce(self._info.step)
             except GeneratorExit:  # the loop of `steps` is closed
                 self._leave("left")
         if self._signals.heard:

@@ -22,6 +22,7 @@ WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
 LONGEST = 100  # lines of one output of a notebook
 LINE_S = 10.0  # how often a line is printed within an epoch
 LEAST, MOST = 10, 40  # columns of the bar itself
+_COLUMN = 10  # of a number in the line of an epoch, such as " 0.0009835"
 RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
 
 
@@ -50,7 +51,7 @@ class Progress(Callback):
         self._display = Bar(file) if bar else LiveLine(file) if live else _Lines(file)
         self._clock, self._next = _Clock(info), 0.0
         if info.resumed:
-            self._display.print_line(f"going on from step {info.resumed:,} of epoch {_epoch(info)}")
+            self._display.print_line(f"going on from step {info.resumed:,}, epoch {_epoch(info)}")
 
     def on_step_end(self, info: Info) -> None:
         clock = self._clock
@@ -168,11 +169,12 @@ class _Lines:
         self._file = file
 
     def draw(self, info: Info, clock: _Clock) -> None:
-        pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
+        pieces = [_place(info), *_losses(info), _rates(info, clock), *_left(info, clock)]
         self.print_line(f"epoch {_epoch(info)}  {'  '.join(pieces)}")
 
     def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
-        self.print_line(f"epoch {info.epoch}  {'  '.join(_shown(row))}  {_rates(info, clock)}")
+        columns = [piece.ljust(_COLUMN + len(piece.split()[0])) for piece in _shown(row)]
+        self.print_line(f"epoch {_of_all(info, info.epoch)}  {'  '.join(columns)}  {_rates(info, clock)}")
 
     def print_line(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a closed pipe does not stop the training
@@ -207,7 +209,7 @@ class Bar(_Lines):
         self._live.start()
 
     def draw(self, info: Info, clock: _Clock) -> None:
-        total, *terms = _each(info.losses) or [""]
+        total, *terms = _losses(info) or [""]
         pieces = [_place(info), total, *_left(info, clock), _rates(info, clock), *terms]
         self._live.update(_Line(f"epoch {_epoch(info)}", info.batch, info.batches, pieces), refresh=True)
 
@@ -234,7 +236,7 @@ class LiveLine(_Lines):
         self._waiting = False  # whether there are lines that have not been sent
 
     def draw(self, info: Info, clock: _Clock) -> None:
-        pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
+        pieces = [_place(info), *_losses(info), _rates(info, clock), *_left(info, clock)]
         self._show([*self._lines, f"epoch {_epoch(info)}  {'  '.join(pieces)}"])
 
     def print_line(self, text: str) -> None:
@@ -304,9 +306,21 @@ def _has_bars(file: TextIO) -> bool:
     return file.isatty() and not watched and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
-def _epoch(info: Info) -> int:
-    """The number, from 1, of the epoch that the last batch belongs to."""
-    return info.epoch + (not info.ends_epoch)
+def _epoch(info: Info) -> str:
+    """The epoch that the last batch belongs to, counted from 1, as in "8/40"."""
+    return _of_all(info, info.epoch + (not info.ends_epoch))
+
+
+def _of_all(info: Info, epoch: int) -> str:
+    """An epoch, and how many there will be if that is known; as wide as the last one."""
+    epochs = next((limit.count for limit in info.limits if limit.unit == "epochs"), None)
+    return f"{epoch}" if epochs is None else f"{epoch:>{len(str(epochs))}}/{epochs}"
+
+
+def _losses(info: Info) -> list[str]:
+    """The losses of the last update; a single term is not repeated beside the total."""
+    losses = dict(info.losses)
+    return _each({"loss": losses["total_loss"]} if len(losses) == 2 and "total_loss" in losses else losses)
 
 
 def _place(info: Info) -> str:

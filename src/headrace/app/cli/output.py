@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
@@ -43,8 +44,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def numbers(row: Mapping[str, Any]) -> list[str]:
-    """A line for every number of a report, by its key; what is no number is left out."""
-    shown = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    """A line for every number of a report, by its key. The term of a loss that has only one is not repeated."""
+    terms = Counter(key.rpartition("/")[0] for key in row)
+    shown = {
+        key: value
+        for key, value in row.items()
+        if isinstance(value, int | float)
+        and (not key.rpartition("/")[0].endswith("/loss") or terms[key.rpartition("/")[0]] > 1)
+    }
     width = max(map(len, shown), default=0)
     return [f"{key:{width}}  {value if isinstance(value, int) else f'{value:.4g}'}" for key, value in shown.items()]
 
