@@ -197,6 +197,63 @@ def test_a_fork_goes_on_with_other_settings(run: Path, tmp_path: Path) -> None:
     assert history.last["step"] == UPDATES
 
 
+def test_a_training_begins_with_a_parent_and_keeps_its_parents(run: Path, tmp_path: Path) -> None:
+    def fit(path: Path, parent: Path | str, at: int, **settings: Any) -> hr.Trainer:
+        trainer = make("noisy")
+        kept = hr.Run(path, every="7 steps", parent=f"{parent}@{at}")
+        trainer.fit(columns(), progress=False, log_every="1 step", run=kept, **settings)
+        return trainer
+
+    b, c = tmp_path / "b", tmp_path / "c"
+    fit(b, run, 14, steps=21)
+    done = fit(b, run, 14, epochs=EPOCHS)  # once more, as after a kill: it goes on, and does not begin again
+    assert "going on from step 21" in (b / "log.txt").read_text()
+    again = fit(c, b, 21, epochs=EPOCHS)
+    assert same(state(done), state(again))
+    assert same(state(again), state(hr.Record(run).at(UPDATES, make("noisy"), columns())))
+    assert [(each["run"], each["step"]) for each in hr.Record(c).parents] == [(str(b), 21), (str(run), 14)]
+    shutil.rmtree(b)
+    fit(c, b, 21, epochs=EPOCHS)  # what has begun does not need its parent any more
+    with pytest.raises(RunError, match="goes on from"):
+        fit(c, run, 14, epochs=EPOCHS)
+    with pytest.raises(RunError, match="began by itself"):
+        fit(run, c, 21, epochs=EPOCHS)
+
+
+def test_a_fork_that_was_cut_short_gets_its_checkpoint_again(run: Path, tmp_path: Path) -> None:
+    b = hr.Record(run).fork(tmp_path / "b", 14).path
+    shutil.rmtree(b / "checkpoints")
+    (b / "metrics.jsonl").write_bytes((b / "metrics.jsonl").read_bytes()[:200])
+    trainer = make("noisy")
+    trainer.fit(columns(), epochs=EPOCHS, progress=False, log_every="1 step", run=hr.Run(b, parent=f"{run}@14"))
+    assert same(state(trainer), state(hr.Record(run).at(UPDATES, make("noisy"), columns())))
+    assert [row["step"] for row in hr.Record(b).reports] == list(range(1, UPDATES + 1))
+    shutil.rmtree(b / "checkpoints")
+    shutil.copytree(run, tmp_path / "a")
+    facts = json.loads((tmp_path / "a" / "run.json").read_text())
+    (tmp_path / "a" / "run.json").write_text(json.dumps(facts | {"id": "0" * 32}))
+    facts = json.loads((b / "run.json").read_text())
+    facts["parents"][0]["run"] = str(tmp_path / "a")
+    (b / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(RunError, match="another run than the one that is at"):
+        make("noisy").fit(columns(), epochs=1, progress=False, run=hr.Run(b, parent=f"{tmp_path / 'a'}@14"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"parent": "runs/a"}, "as in 'runs/a@600'"),
+        ({"parent": "runs/a@last"}, "as in 'runs/a@600'"),
+        ({"parent": "runs/a@3", "path": None}, "path of the new run"),
+        ({"parent": "runs/a@3", "path": "runs/"}, "path of the new run"),
+        ({"parent": "runs/a@3", "resume": "never"}, "resume='never'"),
+    ],
+)
+def test_what_is_no_parent_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(hr.ConfigError, match=words):
+        hr.Run(**{"path": "runs/b", **settings})
+
+
 # --- differences ------------------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,22 @@ def page(run: Path, **options: Any) -> Page:
 # --- what it says ----------------------------------------------------------------------------------------
 
 
+def test_a_fork_is_drawn_over_its_parent(tmp_path: Path) -> None:
+    parent, run = runs.make(tmp_path / "a", runs.rows(8)), runs.make(tmp_path / "b", runs.rows(5))
+    facts = {"run": str(parent), "id": runs.FACTS["id"], "step": 60}
+    (run / "run.json").write_text(json.dumps(runs.FACTS | {"parents": [facts]}))
+    made = page(run)
+    assert f"faint: {parent}@60" in made.text
+    drawn = [value for tag, name, value in made.attributes if (tag, name) == ("path", "class")]
+    assert drawn.count("line parent s0") == drawn.count("line s0") - 1 > 0, "all but the pace"
+    assert [row["step"] for row in read(run).parents[0][1]] == [60, 80, 100, 120, 140, 160]
+    write(run, pictures=True)
+    (parent / "run.json").write_text(json.dumps(runs.FACTS | {"id": "another run"}))
+    made = page(run)
+    assert f"faint: {parent}@60" in made.text
+    assert not [value for _, name, value in made.attributes if name == "class" and "parent" in value]
+
+
 def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
     tested = {"test/loss": 0.25, "test/confusion": [[9, 1, 0], [2, 8, 0], [0, 1, 9]]}
     reports = [*runs.rows(5), {"epoch": 5, "step": 100, "samples": 5000, "rate": 0.1, **tested}]

@@ -14,13 +14,11 @@ from ..errors import CheckpointError, RunError
 from ..step.arguments import source_on
 from ..store import disk
 from ..store.checkpoints import Store
-from ..store.document import LARGE_BYTES, read_document
-from ..store.rows import read_row
-from ..store.run import CHECKPOINTS, METRICS, RUN, run_id
+from ..store.parents import open_fork, parents_of
+from ..store.run import CHECKPOINTS, rows_in, run_id
 from ..train.checkpoint import Checkpoint, decode
 from ..train.trainer import Trainer
 from ..watch.history import History
-from .fork import begin_fork
 from .places import Places
 from .replay import advance, load_state, replaying
 from .verify import Certificate, certify
@@ -50,9 +48,7 @@ class Record:
     @cached_property
     def reports(self) -> list[dict[str, Any]]:
         """What was reported, a row for each report."""
-        with disk.failing(f"reading {self.path / METRICS}", self.path):
-            lines = disk.read_file(self.path / METRICS, LARGE_BYTES).splitlines(keepends=True)
-        return [row for line in lines if (row := read_row(line)) is not None]
+        return rows_in(self.path)
 
     @property
     def steps(self) -> int:
@@ -65,10 +61,14 @@ class Record:
         return dict(self._last.common["config"])
 
     @property
+    def parents(self) -> list[dict[str, Any]]:
+        """What this run goes on from, the nearest first: `run`, `id` and `step` of each."""
+        return parents_of(self.path)
+
+    @property
     def parent(self) -> dict[str, Any] | None:
         """The run that this one was forked from, and the step; `None` of one that began by itself."""
-        found: dict[str, Any] | None = read_document(self.path / RUN).get("parent")
-        return found
+        return next(iter(self.parents), None)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state of a step that has a checkpoint, verified."""
@@ -87,9 +87,8 @@ class Record:
 
     def loss(self, step: int) -> float | None:
         """The loss that was reported of this update alone; `None` where a report is of several."""
-        rows = {row["step"]: row for row in self.reports}
-        alone = step in rows and (step == 1 or step - 1 in rows)
-        return float(rows[step]["train/loss"]) if alone and "train/loss" in rows[step] else None
+        losses = {row["step"]: row["train/loss"] for row in self.reports if "train/loss" in row}
+        return float(losses[step]) if step in losses and (step == 1 or step - 1 in losses) else None
 
     # --- rows -------------------------------------------------------------------------------------------------
 
@@ -160,13 +159,19 @@ class Record:
 
     def fork(self, run: str | Path, at: int, trainer: Trainer | None = None, train: Any = None, **fit: Any) -> Record:
         """Begins another run with the state of a step, which has a checkpoint or is trained up to."""
-        if at not in self.checkpoints and trainer is None:
-            raise RunError(
-                f"{self.path} has no checkpoint of step {at} (it has {', '.join(map(str, self.checkpoints))}). Give "
-                "the trainer and the data, and the step is trained up to: record.fork(run, at, trainer, train)."
-            )
-        begin_fork(self, disk.run_path(run), at, trainer, train, fit)
-        return Record(run)
+        path = disk.run_path(run)
+        if path.exists() and any(path.iterdir()):
+            raise RunError(f"{path} is there already. Name a run that does not exist.")
+        if at in self.checkpoints or trainer is None:
+            open_fork(path, self.path, at).close()
+            return Record(path)
+        first = self.before(at)
+        with replaying(self.path, first, self.checkpoint(first), trainer, train, fit) as (loop, place):
+            if advance(loop, at) is None:
+                raise RunError(f"the training ended before step {at}.")
+            loop.close()
+            open_fork(path, self.path, at, place).close()
+        return Record(path)
 
     def without(self, rows: Collection[int], trainer: Trainer, train: Any, *, run: str | Path, **fit: Any) -> History:
         """Trains again without these rows, from before they were first used: see `train_without`."""

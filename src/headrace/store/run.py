@@ -13,7 +13,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -36,10 +36,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class RunFiles:
-    """A run directory, held by one trainer at a time from `RunFiles(path)` to `close`."""
+    """A run directory, held by one trainer at a time from `RunFiles(path)` to `close`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = disk.run_path(path)
+    `parents`: what a new run goes on from, which its file says.
+    """
+
+    def __init__(self, path: Path, parents: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.path, self._parents = disk.run_path(path), parents
         _refuse_others(path)
         with disk.failing(f"opening the run {path}", path), ExitStack() as opened:
             disk.make_dirs(path)
@@ -87,6 +90,12 @@ class RunFiles:
         when = {"step": row["step"], "samples": row.get("samples", 0), "minutes": round(minutes, 6)}
         with suppress(OSError):  # nice to know, and no reason to stop
             self._times.write(encoded_line(when))
+
+    def start_with(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Puts the reports of a parent in place of what there is."""
+        self._rows.truncate(0)
+        self._rows.write(b"".join(map(encoded_line, rows)))
+        self._rows.sync()
 
     def sync(self) -> None:
         """Makes certain that what was reported is on the disk."""
@@ -174,9 +183,17 @@ class RunFiles:
             "versions": _versions(),
             "environment": _environment(),
             "git": _git_commit(),
+            **({"parents": self._parents} if self._parents else {}),
         }
         disk.write_file(self.path / RUN, json.dumps(facts, indent=2).encode() + b"\n")
         return str(facts["id"])
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """What a run has reported, without a line that was cut short."""
+    with disk.failing(f"reading {path / METRICS}", path):
+        lines = disk.read_file(path / METRICS, LARGE_BYTES).splitlines(keepends=True)
+    return [row for line in lines if (row := read_row(line)) is not None]
 
 
 def _refuse_others(path: Path) -> None:

@@ -20,6 +20,7 @@ from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure, run_path
+from ..store.parents import open_fork, step_of
 from ..store.run import RUN, RunFiles
 from ..store.shape import check
 from ..store.snapshot import Copier, Saver
@@ -56,7 +57,7 @@ class Checkpointer:
         self._strategy, self._comm = strategy, Null() if strategy.centered else strategy.comm
         self._named = _named(run.path) if run.path is not None else Path()
         self._resume, self._override, self._wait = run.resume, run.override, run.wait
-        self._keep = Keep.of(run.keep)
+        self._keep, self._parent = Keep.of(run.keep), run.parent
         self.keeps = run.path is not None and (strategy.comm.leader or not strategy.centered)
         """Whether a training can go on from here."""
         self.every = Length.parse(run.every, "every") if self.keeps else None
@@ -100,7 +101,7 @@ class Checkpointer:
         assert self.path is not None
         if self._resume == "must" and not (self.path / RUN).is_file():
             raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
-        self._run = RunFiles(self.path)
+        self._run = RunFiles(self.path) if self._parent is None else open_fork(self.path, *step_of(self._parent))
         self._store = Store(self._run.checkpoints, self._run.id, self._keep)
         if self._reason:
             self._run.log(self._reason)

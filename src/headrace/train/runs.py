@@ -17,6 +17,7 @@ from ..step.weights import check_model
 from ..store import codec, disk
 from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, TRAINER
+from ..store.parents import step_of
 from ..store.run import CHECKPOINTS, RUN, run_id
 from ..store.shape import check
 from .checkpoint import PARTS
@@ -44,6 +45,9 @@ class Run:
     A checkpoint is written at `every` so many epochs, steps, samples or minutes, and at the end; the last `keep` stay
     (or "all"), and the best. A thread writes it while the training goes on, unless `wait`. `logs`: the run has a
     log.txt and curves for TensorBoard.
+
+    `parent="runs/a@600"`: a new run begins with the checkpoint of step 600 of that run, which is never changed. Without
+    other settings it ends with its parent's bits; with `override` it goes on with others.
     """
 
     path: "str | Path | Runs | None" = None
@@ -54,6 +58,7 @@ class Run:
     override: bool = False
     wait: bool = False
     logs: bool = True
+    parent: str | None = None
 
     @classmethod
     def of(cls, run: "str | Path | Run | None") -> "Run":
@@ -69,6 +74,14 @@ class Run:
             raise ConfigError(unknown("resume", self.resume, RESUME))
         if self.path is None and self.resume == "must":
             raise ConfigError("resume='must' needs the run to go on from: hr.Run('runs/name').", argument="resume")
+        if self.parent is not None:
+            step_of(self.parent)
+            if self.resume == "never":
+                raise ConfigError("parent= goes on from a checkpoint, which resume='never' refuses. Leave one out.")
+            if not isinstance(self.path, str | Path) or Runs.are_at(self.path):
+                raise ConfigError(
+                    "parent= needs the path of the new run: hr.Run('runs/b', parent=...).", argument="parent"
+                )
         Keep.of(self.keep)
         Length.parse(self.every, "every")
 

@@ -182,10 +182,15 @@ def png_of(figure: "Figure", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def draw(ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None) -> None:
-    """Draws a panel: its curves against the epoch, or the step, and a fine line where the best step is."""
+def draw(
+    ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None, parents: Sequence[Sequence[Row]] = ()
+) -> None:
+    """Draws a panel: its curves against the epoch, or the step, over those of its parents, and where the best is."""
     axis = axis_of(rows)
     curves = panel.curves(rows, axis)
+    colours = dict(zip((curve.name for curve in curves), colours_of(curves), strict=True))
+    for curve in [curve for others in parents for curve in panel.curves(others, axis)]:
+        ax.plot(curve.x, curve.y, color=COLOURS[colours.get(curve.name, 0)], linewidth=1.4, alpha=0.4)
     for curve, colour in zip(curves, colours_of(curves), strict=True):
         label = label_of(curve, panel)
         marker = "o" if len(curve.x) == 1 else None

@@ -26,14 +26,19 @@ def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
     found = [_facts(path) for path in _runs_in(dir)]
     varied = _varied([each["arguments"] for each in found])
+    forks = any(each["parents"] for each in found)
     lines = [
         [
             *(each["run"], each["state"], str(each["epoch"] or 0), _best(each), short_time(each["changed"])),
+            *([", ".join(Path(name).name for name in each["parents"]) or "-"] if forks else []),
             *(_shown(each["arguments"][name])[:WIDTH] if name in each["arguments"] else "-" for name in varied),
         ]
         for each in found
     ]
-    text = table(["run", "state", "epochs", "best", "last change", *map(flag_of, varied)], lines)
+    text = table(
+        ["run", "state", "epochs", "best", "last change", *(["goes on from"] if forks else []), *map(flag_of, varied)],
+        lines,
+    )
     print_result(json, found, text if found else f"{dir} has no runs")
     return 0
 
@@ -67,6 +72,7 @@ def _facts(path: Path) -> dict[str, Any]:
         "step": last.get("step"),
         "best": {"key": key, "value": best.get(key), "step": best.get("step")},
         "changed": iso_time(changed),
+        "parents": [name for name, _ in found.parents],
         "arguments": arguments if isinstance(arguments, dict) else {},
     }
 

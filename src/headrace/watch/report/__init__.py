@@ -54,8 +54,10 @@ def _write_pictures(found: RunContents, folder: Path) -> None:
     """Draws each panel, and the confusion matrix, into a file of its own."""
     best, judged = found.best_row, scores(found.rows)
     step = None if best is None else best["step"]
+    parents = [rows for _, rows in found.parents]
     drawings: list[tuple[str, Callable[..., None]]] = [
-        (panel.name, partial(draw, rows=found.rows, panel=panel, best=step)) for panel in panels(found.rows)
+        (panel.name, partial(draw, rows=found.rows, panel=panel, best=step, parents=parents))
+        for panel in panels(found.rows)
     ]
     if judged is not None and judged.matrix:
         names = [one.name for one in judged.classes]

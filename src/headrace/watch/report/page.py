@@ -89,8 +89,12 @@ def _curves(found: RunContents, pace: Mapping[int, float]) -> dict[str, Any]:
         rows[k]["samples per second"] = rate
     axis, best = axis_of(rows), found.best_row
     at = None if best is None else number(best.get(axis))
-    drawn = [chart(panel, curves, axis, at) for panel in panels(rows) if (curves := panel.curves(rows, axis))]
-    return {"charts": drawn, "axis": axis, "best_at": at}
+    drawn = [
+        chart(panel, curves, axis, at, [curve for _, others in found.parents for curve in panel.curves(others, axis)])
+        for panel in panels(rows)
+        if (curves := panel.curves(rows, axis))
+    ]
+    return {"charts": drawn, "axis": axis, "best_at": at, "parents": [name for name, _ in found.parents]}
 
 
 def throughput(rows: Sequence[Row]) -> dict[int, float]:

@@ -1,7 +1,7 @@
 """Reads a run's directory for the report; what cannot be read is listed, not raised."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class RunContents:
     best: dict[str, Any] = field(default_factory=dict)
     """Step and number of the best model, as best/best.json says."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    parents: list[tuple[str, Sequence[Row]]] = field(default_factory=list)
+    """What it goes on from, as "runs/a@600", the nearest first, and what that run has reported from that step on."""
     picture: bytes | None = None
     """What the model said about some images, a PNG."""
     running: bool = False
@@ -92,6 +94,8 @@ def read(path: Path) -> RunContents:
     found.recipe = _part(found, "recipe.json", _json)
     times = _times(path)
     found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
+    if found.facts.get("parents"):
+        found.parents = _part(found, "run.json", lambda _: _parents(found.facts["parents"])) or []
     found.log = _part(found, "log.txt", _log, "how it went") or []
     found.best = _part(found, "best/best.json", _json)
     found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
@@ -151,6 +155,17 @@ def _rows(found: RunContents) -> list[dict[str, Any]]:
     if len(lines) > len(rows):
         found.missing.append(f"metrics.jsonl has {len(lines) - len(rows)} lines that are no rows; they are left out.")
     return rows
+
+
+def _parents(parents: Any) -> list[tuple[str, Sequence[Row]]]:
+    """The parents of a run; one that is not there any more, or is another run now, has no rows."""
+    found: list[tuple[str, Sequence[Row]]] = []
+    for each in parents:
+        parent, step = RunContents(Path(each["run"])), int(each["step"])
+        is_there = _part(parent, "run.json", _json).get("id") == each["id"]
+        rows = by_step(_rows(parent)) if is_there else []
+        found.append((f"{parent.path}@{step}", [row for row in rows if row["step"] >= step]))
+    return found
 
 
 def _times(path: Path) -> dict[tuple[int, Any], dict[str, Any]]:

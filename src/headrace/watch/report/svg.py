@@ -75,16 +75,20 @@ class Scale:
         return [tick for tick in found if self.low <= tick <= self.high]
 
 
-def chart(panel: Panel, curves: Sequence[Curve], axis: str, best: float | None) -> Chart:
-    """A panel of a history; `best` is where on the axis the best step is."""
-    values = [y for curve in curves for y in curve.y if math.isfinite(y)]
-    if not values:
+def chart(panel: Panel, curves: Sequence[Curve], axis: str, best: float | None, parents: Sequence[Curve] = ()) -> Chart:
+    """A panel of a history, over the curves of its parents; `best` is where on the axis the best step is."""
+    drawn_curves = [*parents, *curves]
+    values = [y for curve in drawn_curves for y in curve.y if math.isfinite(y)]
+    if not any(math.isfinite(y) for curve in curves for y in curve.y):
         return Chart(panel.title)
-    across = _scale([x for curve in curves for x in curve.x], whole=True)
-    up = _scale(values, log=wants_log(panel, curves))
+    across = _scale([x for curve in drawn_curves for x in curve.x], whole=True)
+    up = _scale(values, log=wants_log(panel, drawn_curves))
     paths = [_rule(across.at(best))] if best is not None and across.low <= best <= across.high else []
     drawn = _axes(panel.title, axis, _in_words(panel, curves, axis), across, up, paths)
     points = []
+    colours = dict(zip((curve.name for curve in curves), colours_of(curves), strict=True))
+    for curve in parents:
+        drawn.paths += _line(curve, across, up, f"parent s{colours.get(curve.name, 0)}")
     for curve, colour in zip(curves, colours_of(curves), strict=True):
         name, label = f"s{colour}", label_of(curve, panel)
         drawn.paths += _line(curve, across, up, name)
