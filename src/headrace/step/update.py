@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from ..arena.arena import Arena, clip
 from ..arena.buffers import Buffers
 from ..data.batch import Batch
-from ..errors import HeadraceError, OutOfMemoryError, is_out_of_memory
+from ..errors import HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
 from ..loss.objective import Objective
 from ..loss.outcome import Outcome
 from ..store.rng import capture_torch, restore_torch
+from .diagnose import first_not_finite
 from .parts import Parts
 from .passes import Pass, PassContext
 from .settings import StepState, draws_random
@@ -101,6 +103,19 @@ class Update:
         if self.is_stepping and not isinstance(error, HeadraceError):
             self._steps.failed_step = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
 
+    def diagnose(self, error: NonFiniteError, batch: Batch) -> None:
+        """Adds to the message which module made the first number that is not finite, by one more forward pass."""
+        if self.passes.terms is not None:  # a forward pass may wait for other workers
+            return
+        random: Any = self.random_state()
+        with suppress(Exception):  # the error at hand is worth more
+            for part in batch.split(self._steps.microbatch or batch.rows):
+                if cause := first_not_finite(self._steps.model, partial(self.passes.forward, part)):
+                    error.args = (f"{error} {cause}",)
+                    break
+        self.put_random_state(random)
+        self.buffers.restore()
+
     def shrink(self, batch: Batch, complaint: str) -> None:
         """Memory has run out: the next try is made with smaller microbatches; raises if there is none."""
         if self.device.type == "cuda":
@@ -178,6 +193,8 @@ class Made:
             if random is not None:
                 update.put_random_state(random)
             update.undo(error)
+            if isinstance(error, NonFiniteError):
+                update.diagnose(error, batch)
             if not is_out_of_memory(error):
                 raise
             complaint = str(error).partition("\n")[0]
