@@ -1,37 +1,38 @@
 """Suggests a learning rate or a batch size, by short trainings of a copy of the trainer."""
 
-from __future__ import annotations
-
+import copy
 import math
+import os
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from ..adapters.passes import generators_of
 from ..data.reader import rewound
 from ..data.source import Source
-from ..errors import ConfigError, HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
+from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory
 from ..length import whole
 from ..step import check
-from ..step.arguments import groups_of, put_rate, shares_of
-from ..watch.charts import new_figure
-from .copied import copied
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ..step.arguments import groups_of, put_rate, shares_of, source_on
+from ..store import rng
+from ..workers.here import here
 
 FEWEST = 10  # updates that show anything
 WARM, TIMED = 2, (3, 50)  # updates that are not timed, and those that are: at least and at most
 GAIN, NEAR = 1.05, 0.95  # speed that is worth another size; share of the best speed that is as good
-ROOM = 0.9  # of a host's memory that may be used: the system ends a process that takes all of it
+LIVE = ("batch_size", "microbatch", "clip_norm", "clip_value", "seed", "order", "macrobatch", "deterministic")
+"""The settings that may have changed since the trainer was made."""
+WITHOUT: dict[str, Any] = {"schedule": None, "metrics": (), "strategy": None, "eval_loss": None}
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class LrFinding:
     """Losses by rate, and the rate at which the smoothed loss falls fastest (`None` if it does not fall)."""
 
@@ -42,43 +43,16 @@ class LrFinding:
     how: str
 
     def __repr__(self) -> str:
-        rate = "nothing" if self.suggestion is None else f"{self.suggestion:.2g}"
-        return f"LrFinding(suggestion={rate}: {self.how})"
-
-    def plot(self) -> Figure:
-        """Loss against rate."""
-        figure = new_figure(width=6.0, height=3.5)
-        axes = figure.axes[0]
-        axes.plot(self.rates, self.losses, color="#c8ccd2", label="loss")
-        axes.plot(self.rates, self.smoothed, color="#3b7dd8", label="smoothed")
-        lowest, first = min(self.smoothed), max(self.smoothed[:FEWEST])
-        height = (first - lowest) or 1.0
-        axes.set_ylim(lowest - 0.2 * height, lowest + 2 * height)  # losses that diverge would flatten the rest
-        axes.set(xscale="log", xlabel="learning rate", ylabel="loss", title=f"suggestion: {self.suggestion}")
-        axes.legend()
-        return figure
+        return f"LrFinding(suggestion={self.suggestion and float(f'{self.suggestion:.2g}')}: {self.how})"
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """The speed with one batch size, and the most memory held until then: by torch on a GPU, else by the process."""
-
-    batch_size: int
-    rows_per_s: float
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class BatchFinding:
-    """Speed and memory by batch size, and the smallest size that is about as fast as the fastest."""
+    """Rows a second by batch size, and the smallest size that is about as fast as the fastest."""
 
-    trials: list[Trial]
+    speeds: dict[int, float]
     suggestion: int
     how: str
-
-    def __repr__(self) -> str:
-        rows = [f"{t.batch_size:10} {t.rows_per_s:10,.0f} {_mb(t.peak_bytes):>12}" for t in self.trials]
-        return "\n".join(["batch size     rows/s  peak memory", *rows, f"suggestion: {self.suggestion}; {self.how}"])
 
 
 def find_lr(
@@ -95,12 +69,11 @@ def find_lr(
         raise ConfigError(f"steps= is a number of updates, at least {FEWEST}, got {steps!r}: fewer show nothing.")
     rates = [float(rate) for rate in np.geomspace(lowest, highest, count)]
     losses: list[float] = []
-    with copied(trainer, made_by, train) as (tried, source):
+    with _copied(trainer, made_by, train) as (tried, source):
         groups = groups_of(tried.optimizers.values())
         if not (shares := shares_of(groups)):
             raise ConfigError("the first group's rate is 0, so that others are in no proportion to it. Give it a rate.")
-        updates = tried.steps(source, steps=count, log_every=f"{count} steps")
-        with closing(updates):
+        with closing(tried.steps(source, steps=count, log_every=f"{count} steps")) as updates:
             while len(losses) < count and not _diverged(losses):
                 for group, share in zip(groups, shares, strict=True):
                     put_rate(group, rates[len(losses)] * share)
@@ -110,14 +83,13 @@ def find_lr(
                     losses.append(float(info.outcome.losses["total_loss"]))
                 except NonFiniteError:
                     losses.append(math.inf)
-    why = f"up to {rates[len(losses) - 1]:.2g} it did not diverge"
-    if _diverged(losses):
-        why = f"it diverged at {rates[len(losses) - 1]:.2g}"
+    last = f"{rates[len(losses) - 1]:.2g}"
     if not math.isfinite(losses[-1]) and len(losses) <= FEWEST:
         raise NonFiniteError(
-            f"the loss is not finite after {len(losses) - 1} updates, at a rate of {rates[len(losses) - 1]:.2g}: too "
-            "few to see anything. Lower lowest=, or look for bad rows: fit(..., scan=True)."
+            f"the loss is not finite after {len(losses) - 1} updates, at a rate of {last}: too few to see anything. "
+            "Lower lowest=, or look for bad rows: fit(..., scan=True)."
         )
+    why = f"it diverged at {last}" if _diverged(losses) else f"up to {last} it did not diverge"
     finite = losses if math.isfinite(losses[-1]) else losses[:-1]
     return _suggest(rates[: len(finite)], finite, why)
 
@@ -147,101 +119,129 @@ def _suggest(rates: list[float], losses: list[float], why: str) -> LrFinding:
 
 
 def find_batch_size(
-    trainer: Any,
-    made_by: type,
-    train: Any,
-    *,
-    smallest: int = 8,
-    largest: int | None = None,
-    memory_bytes: int | None = None,
-    seconds: float = 0.5,
+    trainer: Any, made_by: type, train: Any, *, smallest: int = 8, largest: int | None = None, seconds: float = 0.5
 ) -> BatchFinding:
     """Makes a few updates with batches of `smallest` rows, of twice as many, and so on, for about `seconds` each.
 
     It ends with `largest`, with the rows there are, when two sizes in a row are no faster than those before, when
-    memory runs out, or before a size that is expected to need more than `memory_bytes` (if not given, nine tenths of
-    what a host has). In a container give the container's memory. The rates are 0 meanwhile.
+    memory runs out, or when the process has taken half of a host's memory. The rates are 0 meanwhile.
     """
-    for name, value in {"smallest": smallest, "largest": largest, "memory_bytes": memory_bytes}.items():
+    for name, value in {"smallest": smallest, "largest": largest}.items():
         check.positive(name, value, whole=True)
     check.positive("seconds", seconds)
     if largest is not None and largest < smallest:
         raise ConfigError(f"largest= is not below smallest=, got {largest} and {smallest}.")
-    size, trials, how = int(smallest), list[Trial](), ""
+    size, speeds, how = int(smallest), dict[int, float](), ""
     changed = {"microbatch": None} if trainer.microbatch == "auto" else {}  # which would hide that memory runs out
-    with copied(trainer, made_by, train, **changed) as (tried, source):
+    with _copied(trainer, made_by, train, **changed) as (tried, source):
         if source.own_size:
             raise ConfigError(f"{source.title} has batches of its own size. Try the data that it loads, or another.")
         for group in groups_of(tried.optimizers.values()):
             put_rate(group, 0.0)
-        limit, rows = memory_bytes or _room(tried.device), source.batches(1)
         while not how:
             try:
-                trials.append(_try(tried, source, size, seconds))
+                speeds[size] = _speed(tried, source, size, seconds)
             except (HeadraceError, MemoryError, RuntimeError) as error:
-                if not trials or not any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None):
+                if not speeds or not any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None):
                     raise
                 how = f"memory ran out with {size} rows"
             else:
-                how = _why_enough(trials, largest, rows, limit)
+                how = _why_enough(speeds, largest, source.batches(1), tried.device)
             size *= 2
-    fitting = [trial for trial in trials if limit is None or (trial.peak_bytes or 0) <= limit]
-    if not fitting:
-        taken = f"{trials[0].batch_size} rows take {_mb(trials[0].peak_bytes)}, more than {_mb(limit)}"
-        raise OutOfMemoryError(f"{taken}. Lower smallest=.")
-    fastest = max(trial.rows_per_s for trial in fitting)
-    return BatchFinding(trials, next(t.batch_size for t in fitting if t.rows_per_s >= NEAR * fastest), how)
+    return BatchFinding(speeds, next(s for s in speeds if speeds[s] >= NEAR * max(speeds.values())), how)
 
 
-def _why_enough(trials: Sequence[Trial], largest: int | None, rows: int | None, limit: int | None) -> str:
+def _why_enough(speeds: dict[int, float], largest: int | None, rows: int | None, device: torch.device) -> str:
     """Why the next size is not tried, if it is not."""
-    following, peak = 2 * trials[-1].batch_size, trials[-1].peak_bytes
+    following, measured = 2 * max(speeds), [*speeds.values()]
     if largest is not None and following > largest:
         return f"{largest} rows are the most that was asked for"
     if rows is not None and following > rows:
         return f"there are {rows} rows"
-    before = max((trial.rows_per_s for trial in trials[:-2]), default=0.0)
-    if before and max(trial.rows_per_s for trial in trials[-2:]) < GAIN * before:
+    if len(measured) > 2 and max(measured[-2:]) < GAIN * max(measured[:-2]):
         return "two sizes in a row were no faster"
-    grown = (peak or 0) - (trials[-2].peak_bytes or 0) if len(trials) > 1 else 0
-    if limit is not None and peak is not None and peak + 2 * grown > limit:
-        return f"{following} rows would take about {_mb(peak + 2 * grown)}, more than {_mb(limit)}"
+    if device.type == "cpu" and sys.platform == "linux":  # which ends a process that takes all memory
+        import resource
+
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if 2 * 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > memory:
+            return "half of the memory is taken"
     return ""
 
 
-def _try(trainer: Any, source: Source, size: int, seconds: float) -> Trial:
-    """A few updates with batches of this size, timed."""
-    trainer.batch_size, cuda = size, trainer.device.type == "cuda"
-    start, before, most = 0.0, 0, WARM + TIMED[1]
+def _speed(trainer: Any, source: Source, size: int, seconds: float) -> float:
+    """Rows a second with batches of this size."""
+    trainer.batch_size, cuda, most = size, trainer.device.type == "cuda", WARM + TIMED[1]
+    start, before = 0.0, 0
     with rewound(source), closing(trainer.steps(source, steps=most, log_every=f"{most} steps")) as updates:
         for info in updates:
+            if cuda and info.step >= WARM:
+                torch.cuda.synchronize(trainer.device)
             if info.step == WARM:
-                if cuda:
-                    torch.cuda.synchronize(trainer.device)
                 start, before = time.perf_counter(), info.samples
             elif info.step >= WARM + TIMED[0] and time.perf_counter() - start >= seconds:
                 break
-        if cuda:
-            torch.cuda.synchronize(trainer.device)
-        rate = (info.samples - before) / max(time.perf_counter() - start, 1e-9)
-    peak = torch.cuda.max_memory_allocated(trainer.device) if cuda else _kilobytes("self/status", "VmHWM")
-    return Trial(size, rate, peak)
+        return float((info.samples - before) / max(time.perf_counter() - start, 1e-9))
 
 
-def _room(device: torch.device) -> int | None:
-    """The memory that this process may use on a host; a GPU raises when there is no more."""
-    free, used = _kilobytes("meminfo", "MemAvailable"), _kilobytes("self/status", "VmRSS")
-    return None if device.type == "cuda" or free is None or used is None else int(ROOM * (free + used))
+@contextmanager
+def _copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[tuple[Any, Source]]:
+    """A copy of the trainer with some settings `changed`, and the train data as a source.
+
+    `made_by`: the class whose arguments the settings are, `Trainer`. Afterwards the random numbers of torch, NumPy and
+    Python and the place in the data are put back.
+    """
+    if here().count > 1:
+        raise ConfigError(
+            f"find_lr and find_batch_size run in one process, and there are {here().count}. Call it in one."
+        )
+    with ExitStack() as stack:
+        stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
+        for generator in generators_of(data):
+            stack.callback(generator.set_state, generator.get_state())
+        source = source_on(data, trainer.device, "train", trainer.order, trainer.seed)
+        if source.state_dict() is None:
+            warnings.warn(f"{source.title} has no state_dict: what is read now is not read again.", stacklevel=4)
+        stack.enter_context(rewound(source))
+        tried, before = _copy(trainer, made_by, changed), _versions(trainer)
+        yield tried, source
+        if _versions(trainer) != before:
+            raise ConfigError(
+                "find_lr and find_batch_size train a copy of the model, and a loss or a train_step has used the model "
+                "itself, by its name. In a train_step use self.model; a penalty on weights can be an hr.L2Prior."
+            )
 
 
-def _kilobytes(file: str, key: str) -> int | None:
-    """A number that Linux states in kilobytes, in bytes."""
+def _copy(trainer: Any, made_by: type, changed: dict[str, Any]) -> Any:
+    """Another trainer of the same class: its model, losses and optimizers are copies that belong to each other."""
+    trainer.release()  # parameters and optimizers are torch's ordinary ones again
+    tried = object.__new__(type(trainer))
+    memo: dict[int, Any] = {id(trainer): tried}
     try:
-        lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+        model = copy.deepcopy(trainer.model, memo)
+        for parameter in trainer.model.parameters():  # deepcopy leaves out attributes and hooks of a parameter
+            vars(memo[id(parameter)]).update(vars(parameter))
+            for hook in (parameter._backward_hooks or {}).values():
+                memo[id(parameter)].register_hook(hook)
+        for optimizer in trainer.optimizers.values():  # and of an optimizer what its class adds
+            memo[id(optimizer)] = twin = object.__new__(type(optimizer))
+            parts = {name: part for name, part in vars(optimizer).items() if name != "step"}  # a scheduler's wrapper
+            vars(twin).update(copy.deepcopy(parts, memo))
+        made_with, one = trainer.made_with, trainer.optimizers.get("")
+        loss, optimizers = copy.deepcopy((made_with["loss"], one or made_with["optimizer"]), memo)
+        settings = made_with | {name: getattr(trainer, name) for name in LIVE} | WITHOUT | changed
+        settings |= {"model": model, "loss": loss, "optimizer": optimizers}
+        made_by.__init__(tried, **settings)  # type: ignore[misc]
+        for name in vars(trainer).keys() - vars(tried).keys():  # of a subclass
+            setattr(tried, name, copy.deepcopy(getattr(trainer, name), memo))
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        raise ConfigError(
+            "find_lr and find_batch_size train a copy of the model, and this one cannot be copied: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return tried
 
 
-def _mb(count: int | None) -> str:
-    return "" if count is None else f"{count / 1e6:,.0f} MB"
+def _versions(trainer: Any) -> list[Any]:
+    """What changes whenever a parameter or its gradient is written."""
+    return [(p._version, id(p.grad), None if p.grad is None else p.grad._version) for p in trainer.model.parameters()]
