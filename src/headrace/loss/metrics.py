@@ -147,6 +147,8 @@ class Metrics:
 
     def _joined(self) -> list[tuple[Tensor, Tensor]]:
         """What waits to be fed: the batches one after the other are joined whose rows have the same shapes."""
+        if len(self._block) == 1:
+            return self._block
         runs = groupby(self._block, lambda pair: (pair[0].shape[1:], pair[1].shape[1:]))
         pairs = [tuple(zip(*run, strict=True)) for _, run in runs]
         return [(torch.cat(outputs), torch.cat(targets)) for outputs, targets in pairs]

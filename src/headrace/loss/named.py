@@ -4,7 +4,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,8 @@ Sums = list[Tensor]
 
 OF_CLASSES = ("accuracy", "error", "top-k", "precision", "recall", "f1", "auroc", "confusion", "iou")
 OF_NUMBERS = ("mae", "mse", "r2")
+OF_ANSWERS = ("accuracy", "error", "top-k")
+"""Those that count right answers."""
 _AVERAGES = ("macro", "micro", "weighted", "none")
 
 
@@ -49,17 +51,19 @@ class NamedMetric:
             raise ConfigError(f"metric {text!r}: {unknown('average', average, averages)}")
         return cls(text, base, average if colon else None, int(top) if base == "top-k" else 1)
 
-    @property
+    @cached_property
     def quantity(self) -> str:
         """What is added up for it; metrics that need the same share it."""
         found = {"mae": "errors", "mse": "errors", "r2": "variances", "perplexity": "surprise"}
         found |= {"auroc": "scores", "confusion": "tables"}
+        if self.base in OF_ANSWERS and self.average in (None, "micro"):
+            return f"right:{self.top}"
         return found.get(self.base, f"counts:{self.top}")
 
     keeps_state: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
-    @property
+    @cached_property
     def key(self) -> Key:
         return "sums", self.quantity
 
@@ -76,7 +80,8 @@ class NamedMetric:
             raise DataError("metric 'auroc:micro' needs several yes-or-no questions, got one class for each place.")
         if self.base == "top-k" and (task.size < max(2, self.top) or task.kind == "multilabel"):
             raise DataError(f"metric {self.text!r} needs a column of outputs for each of at least {self.top} classes.")
-        measure = _MEASURES.get(self.quantity, partial(_count, top=self.top))
+        of_answers = partial(_right if self.quantity.startswith("right") else _count, top=self.top)
+        measure = _MEASURES.get(self.quantity, of_answers)
         return self._merge(sums, measure(task, outputs, targets))
 
     def state(self, sums: Sums) -> Sums:
@@ -91,7 +96,7 @@ class NamedMetric:
             return [*(sums or ()), *more]
         return _merged_variances(sums, more) if self.quantity == "variances" else list(map(operator.add, sums, more))
 
-    def value(self, task: Task, sums: Sums) -> Tensor:
+    def value(self, task: Task, sums: Sums) -> float | Tensor:
         """The metric of the rows that have been added up."""
         if self.base == "perplexity":
             return (sums[0] / sums[1]).exp()
@@ -103,6 +108,9 @@ class NamedMetric:
             return self._auroc(task, torch.cat(sums[::2]), torch.cat(sums[1::2]))
         if self.base == "confusion":
             return sums[0]
+        if self.quantity.startswith("right"):
+            share = float(sums[0]) / max(1.0, float(sums[1]))
+            return 1 - share if self.base == "error" else share
         return self._of_counts(task, sums[0])
 
     def _of_counts(self, task: Task, counts: Tensor) -> Tensor:
@@ -116,7 +124,7 @@ class NamedMetric:
             tp, answered, labelled = counts.double()
             fp, fn = answered - tp, labelled - tp
             tn = labelled.sum() - tp - fp - fn
-        is_accuracy = self.base in ("accuracy", "error", "top-k")
+        is_accuracy = self.base in OF_ANSWERS
         average = self.average or ("micro" if is_accuracy else "macro")
         if average == "micro":
             tn, fp, fn, tp = (each.sum(0, keepdim=True) for each in (tn, fp, fn, tp))
@@ -178,6 +186,13 @@ def check_reads(metrics: Iterable[NamedMetric], outputs: Tensor, targets: Tensor
         )
 
 
+def _right(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
+    """How many answers are right, of how many."""
+    labels, answers = _answers(task, outputs, targets, top)
+    right = (answers == (labels % 2 if task.kind == "multilabel" else labels)).sum()
+    return [right, torch.full_like(right, len(labels))]
+
+
 def _count(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
     """How often each class was the right answer, any answer, and the label; of questions the tables."""
     if task.kind != "multiclass":
@@ -213,8 +228,10 @@ def _answers(task: Task, outputs: Tensor, targets: Tensor, top: int) -> tuple[Te
     if task.ignore is not None:
         counted = labels != task.ignore
         known = labels[counted]
-    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
-        raise ValueError(f"labels go from {int(known.min())} to {int(known.max())}, and there are {classes} classes.")
+    if known.numel():
+        least, most = map(int, known.aminmax())
+        if least < 0 or most >= classes:
+            raise ValueError(f"labels go from {least} to {most}, and there are {classes} classes.")
     if task.kind == "multilabel":
         labels = labels + 2 * torch.arange(task.size, device=labels.device).view(-1, *[1] * (labels.dim() - 2))
     return labels[counted].flatten(), answers[counted].flatten()

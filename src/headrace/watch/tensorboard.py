@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +27,7 @@ OURS = ".headrace"  # how the names of our files end; others in the directory ar
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, its bits reversed
 _AROUND = 16  # bytes of a record that are not its data
 _LONGEST = 1 << 30  # bytes of a record; more than that is no record
+_EVERY_S = 0.5  # between two writes, at least: many reports are written at once
 
 
 Point = tuple[int, str, float]
@@ -66,15 +68,17 @@ class TensorBoard(Callback):
             raise disk.failure(error, f"writing step {row['step']} to {self._folder}", self._folder, 0) from error
 
     def on_error(self, info: Info, error: BaseException) -> None:
-        self._close()
+        with suppress(OSError):
+            self._close()
 
     def on_fit_end(self, info: Info) -> None:
         self._close()
 
     def _close(self) -> None:
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        events, self._events = self._events, None
+        if events is not None:
+            with events.file:
+                events.flush()
 
 
 class _Events:
@@ -88,22 +92,28 @@ class _Events:
                 disk.unlink(other)
         points = [point for row in rows for point in _points(row)]
         self._last = {tag: (step, repr(value)) for step, tag, value in points}
-        self._file = disk.File(path, new=False)
+        self.file = disk.File(path, new=False)
         end, known = _common(path, points)
-        self._file.truncate(end)
-        self._file.write((b"" if end else _first()) + _records(points[known:]))
+        self.file.truncate(end)
+        self.file.write((b"" if end else _first()) + _records(points[known:]))
+        self._waiting: list[Point] = []
+        self._written_at = time.monotonic()
 
     def add(self, row: Row) -> bool:
-        """Writes what is new in a report; returns False, and writes nothing, where it corrects what is there."""
+        """Adds what is new in a report, to be written soon; returns False where it corrects what is there."""
         new = [(step, tag, v) for step, tag, v in _points(row) if self._last.get(tag) != (step, repr(v))]
         if any(tag in self._last and self._last[tag][0] >= step for step, tag, _ in new):
             return False
-        self._file.write(_records(new))
         self._last |= {tag: (step, repr(value)) for step, tag, value in new}
+        self._waiting += new
+        if time.monotonic() >= self._written_at + _EVERY_S:
+            self.flush()
         return True
 
-    def close(self) -> None:
-        self._file.close()
+    def flush(self) -> None:
+        """Writes what waits."""
+        waiting, self._waiting, self._written_at = self._waiting, [], time.monotonic()
+        self.file.write(_records(waiting))
 
 
 def write_picture(folder: Path, step: int, png: bytes, size: tuple[int, int]) -> None:
