@@ -40,7 +40,7 @@ class Waits(hr.Callback):
 
     def on_step_end(self, info):
         if info.step == 3:
-            while not list(info.run.glob("checkpoints/step-*2")):  # which is written meanwhile
+            while not list(info.run.glob("checkpoints/step-*2-*/COMMIT")):  # which is written meanwhile
                 time.sleep(0.01)
             print("waiting")
             while not info.trainer.signals.why:
@@ -322,7 +322,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shel
     assert said.status == 130
     assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"
     listed = shell.run("headrace checkpoint list runs/waits")
-    assert [line.split()[0] for line in listed.lines] == ["step-000000000000", "step-000000000002"]
+    assert [line.split()[0] for line in listed.lines] == ["step-000000000000-000001", "step-000000000002-000002"]
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Pat
     run = tmp_path / "run"
     with start(train, tmp_path, run) as child:
         child.until("begins")
-        while not list(run.glob("checkpoints/step-0*5")):
+        while not list(run.glob("checkpoints/step-0*5-*/COMMIT")):
             assert not child.wait(0.001), child.output
         child.kill()
         assert child.ending() == -9
@@ -98,7 +98,7 @@ def test_a_training_killed_before_its_first_update_begins_as_if_it_had_not_been(
             with start(train_by_steps, tmp_path, run, dies) as child:
                 if dies:
                     assert child.ending() == -9
-                    assert [path.name for path in run.glob("checkpoints/*")] == ["step-000000000000"]
+                    assert [path.name for path in run.glob("checkpoints/*")] == ["step-000000000000-000001"]
                 else:
                     digest = child.until("digest")
                     assert child.ending() == 0

@@ -24,7 +24,6 @@ from headrace.store.contents import COMMIT, MANIFEST, Contents
 
 RUN = "0123456789abcdef"
 FULL = {code: errno.errorcode[code] for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS)}
-LEFTOVERS = (".tmp-", ".trash-")
 
 
 # --- what happens at an operation -------------------------------------------------------------------------
@@ -255,7 +254,17 @@ def goes_on(path: Path, keep: Keep, step: int) -> None:
     newest = store.newest()
     assert newest is not None
     assert difference(newest, contents_of(step)) == ""
-    assert [name for name in os.listdir(path) if name.startswith(LEFTOVERS)] == []
+    assert unfinished(path) == []
+
+
+def unfinished(path: Path) -> list[str]:
+    """What saves that were cut short have left in a directory of checkpoints."""
+    return [name for name in os.listdir(path) if not (path / name / COMMIT).exists()] if path.is_dir() else []
+
+
+def place(store: Store, step: int) -> Path:
+    """The directory of a checkpoint, complete or not."""
+    return max(store.path.glob(f"step-{step:012d}-*"))
 
 
 def hashes(path: Path) -> dict[str, str]:

@@ -102,7 +102,7 @@ class Watch(hr.Callback):
             self.at("scoring")
 
     def _on_file(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        if f".tmp-{2 * SAVED}-" in str(arguments[0]):
+        if f"step-{2 * SAVED:012d}-" in str(arguments[0]):
             self.at(SAVING)
         return self._perform(operation, call, *arguments)
 

@@ -196,7 +196,7 @@ class Watched(hr.Callback):
         self._at("data", self._questions)
 
     def _on_file(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        if operation == "write" and f".tmp-{self._number}-" in str(arguments[0]):
+        if operation == "write" and f"step-{self._number:012d}-" in str(arguments[0]):
             self._at("save", self._number)
         return self._perform(operation, call, *arguments)
 

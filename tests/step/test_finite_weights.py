@@ -63,7 +63,7 @@ def trainer(name: str, **options: Any) -> hr.Trainer:
 
 
 def saved(run: Path) -> list[int]:
-    return sorted(int(path.name.rpartition("-")[2]) for path in (run / "checkpoints").glob("step-*"))
+    return sorted(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
 
 
 def is_finite(model: nn.Module) -> bool:

@@ -155,7 +155,7 @@ def ruined(trainer: Any, **options: Any) -> None:
 
 
 def saved(run: Path) -> list[int]:
-    return sorted(int(path.name.rpartition("-")[2]) for path in (run / "checkpoints").glob("step-*"))
+    return sorted(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
 
 
 def made(kind: type[hr.Trainer], **options: Any) -> hr.Trainer:

@@ -68,12 +68,12 @@ class Saves(hr.Callback):
         tell(f"asked {info.step} {hash_of(info.trainer.model.state_dict())}")
 
     def before(self, operation: str, path: Path) -> None:
-        found = re.search(r"/\.tmp-(\d+)-", str(path))
+        found = re.search(r"/step-(\d+)-", str(path))
         saved = int(found[1]) if found else -1
         if operation == "write" and saved in self._late:
             with self._moved:
                 self._moved.wait_for(lambda: self._step >= saved + EVERY - 1, WITHIN_S)
-        if operation == "rename":
+        if path.name == ".COMMIT.new" and operation == "replace":
             tell(f"ahead {self._step - saved}")
 
 
@@ -143,7 +143,7 @@ def fail_at(step: int) -> None:
     """From now on, the checkpoint of a step cannot be written."""
 
     def fail(operation: str, path: Path) -> None:
-        if operation == "write" and f".tmp-{step}-" in str(path):
+        if operation == "write" and f"step-{step:012d}-" in str(path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     perform_with(fail)
@@ -166,7 +166,7 @@ def test_a_write_that_fails_ends_the_training_at_the_next_save_or_at_the_end(
     run = tmp_path / "run"
     with start(train_and_fail, tmp_path, run, step) as child:
         assert child.ending() == 1
-    assert f"{run}/checkpoints/.tmp-{step}-" in child.output, "the file is named"
+    assert f"{run}/checkpoints/step-{step:012d}-" in child.output, "the file is named"
     assert [line for line in child.told if line.startswith("step")][-1:] == [f"step {last}"] * (last > 0)
     steps = Store(run / "checkpoints", None).steps()
     assert step not in steps
@@ -248,6 +248,6 @@ def test_a_program_that_leaves_its_loop_is_told_if_its_last_update_cannot_be_sav
         path.write_text(path.read_text().replace("info.step == 7", "info.step == 7 and loop.close()"))
     with start_script(path) as child:
         assert child.ending() == status
-    assert f"{tmp_path}/run/checkpoints/.tmp-7-" in child.output
-    assert ".tmp-7-" in (tmp_path / "run" / "log.txt").read_text()
+    assert f"{tmp_path}/run/checkpoints/step-000000000007-" in child.output
+    assert "step-000000000007-" in (tmp_path / "run" / "log.txt").read_text()
     assert trainees.last_step(tmp_path / "run") == 5

@@ -1,7 +1,6 @@
 """Files and directories: nothing is replaced by accident, nothing is half there, and failures are told in full."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
@@ -15,27 +14,6 @@ from kit.sampled import sampled
 
 from headrace.errors import RunError
 from headrace.store import disk
-
-
-class Without:
-    """A C library of before Linux 3.15."""
-
-
-class Refusing:
-    """A C library whose file system does not know the flag."""
-
-    @staticmethod
-    def renameat2(*_: object) -> int:
-        ctypes.set_errno(errno.EINVAL)
-        return -1
-
-
-@pytest.fixture(params=["renameat2", "no renameat2", "a file system that refuses it"])
-def any_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param != "renameat2":
-        library = Without() if request.param.startswith("no") else Refusing()
-        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
-
 
 # --- rename -----------------------------------------------------------------------------------------------
 
@@ -61,7 +39,6 @@ def dangling_link(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
-@pytest.mark.usefixtures("any_library")
 @pytest.mark.parametrize("source", [file, empty_directory, full_directory])
 @pytest.mark.parametrize("target", [file, empty_directory, full_directory, dangling_link])
 def test_rename_never_replaces_anything(
@@ -77,7 +54,6 @@ def test_rename_never_replaces_anything(
     assert not (tmp_path / "b").is_file() or (tmp_path / "b").read_text() == "precious"
 
 
-@pytest.mark.usefixtures("any_library")
 @pytest.mark.parametrize("source", [file, empty_directory, full_directory, dangling_link])
 def test_rename_gives_another_name(source: Callable[[Path], None], tmp_path: Path) -> None:
     source(tmp_path / "a")
@@ -87,7 +63,6 @@ def test_rename_gives_another_name(source: Callable[[Path], None], tmp_path: Pat
     assert (tmp_path / "b").lstat().st_ino == found
 
 
-@pytest.mark.usefixtures("any_library")
 def test_rename_of_what_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="a'"):
         disk.rename(tmp_path / "a", tmp_path / "b")
@@ -335,3 +310,34 @@ def test_every_change_comes_through_perform(tmp_path: Path) -> None:
                 change()
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "file").read_text() == "here"
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [1], [disk.BLOCK_BYTES], [disk.BLOCK_BYTES - 1, 2, 0, disk.BLOCK_BYTES]])
+def test_blocks_hold_the_same_bytes_and_are_written_as_they_are(lengths: list[int], tmp_path: Path) -> None:
+    """Past the system's cache of files where it can do that: pytest's folder may be in memory, and the other is not."""
+    pieces = [bytes([k + 1]) * length for k, length in enumerate(lengths)]
+    for path in (tmp_path / "file", Path(__file__).with_name(f".blocks-{os.getpid()}")):
+        try:
+            with disk.File(path, new=True) as file:
+                for block in disk.blocks(iter(pieces)):
+                    assert len(block) <= disk.BLOCK_BYTES
+                    file.write(block)
+                file.sync()
+            assert path.read_bytes() == b"".join(pieces)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def test_a_block_that_does_not_begin_at_a_page_is_written_too(tmp_path: Path) -> None:
+    data = memoryview(bytearray(os.urandom(disk.BLOCK_BYTES + 1)))[1:]
+    path = Path(__file__).with_name(f".odd-{os.getpid()}")
+    try:
+        with disk.File(path, new=True) as file:
+            file.write(b"x")
+            file.write(data)
+        assert path.read_bytes() == b"x" + data
+    finally:
+        path.unlink(missing_ok=True)

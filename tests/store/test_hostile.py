@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.fault_harness import RUN, contents_of, difference, hashes, in_child, recommit, scratch, sound
+from kit.fault_harness import RUN, contents_of, difference, hashes, in_child, place, recommit, scratch, sound
 
 from headrace.errors import CheckpointError, CorruptError, HeadraceError
 from headrace.store.checkpoints import Keep, Store
@@ -33,11 +33,16 @@ def store() -> Iterator[Store]:
 
 
 def told(store: Store) -> Any:
-    return json.loads((store.at(BAD) / "manifest.json").read_bytes())
+    return json.loads((place(store, BAD) / "manifest.json").read_bytes())
+
+
+def of_model(manifest: Any) -> Any:
+    """The entry of the file of weights."""
+    return next(entry for entry in manifest["files"] if entry["name"] == "model.safetensors")
 
 
 def tell(store: Store, manifest: Any) -> None:
-    recommit(store.at(BAD), manifest=json.dumps(manifest).encode())
+    recommit(place(store, BAD), manifest=json.dumps(manifest).encode())
 
 
 def refused(store: Store, match: str = "") -> None:
@@ -89,7 +94,7 @@ def test_what_the_helper_changes_is_loaded_where_it_does_no_harm(store: Store) -
     manifest["made_by"]["by"] = "somebody else"
     tell(store, manifest)
     sound(store, [GOOD, BAD])
-    recommit(store.at(BAD), files={"trainer.json": b'{"step": 99}'})
+    recommit(place(store, BAD), files={"trainer.json": b'{"step": 99}'})
     assert store.load(BAD).documents["trainer.json"] == {"step": 99}
 
 
@@ -103,8 +108,8 @@ NAMES += ["Trainer.json", "δ.json", "a" * 101, "ⅻ.json", None, 1, ["trainer.j
 
 def test_a_name_that_no_file_of_a_checkpoint_has_is_refused(store: Store) -> None:
     secret, manifest = b'"secret"', told(store)
-    for place in (store.path.parent, store.path):
-        (place / "outside.json").write_bytes(secret)
+    for folder in (store.path.parent, store.path):
+        (folder / "outside.json").write_bytes(secret)
     [entry] = [entry for entry in manifest["files"] if entry["name"] == "trainer.json"]
     entry.update(size=len(secret), sha256=hashlib.sha256(secret).hexdigest())
 
@@ -166,34 +171,37 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_waited_for(
     make: Callable[[Path, Store], None], store: Store
 ) -> None:
     """In a process that is ended if it waits."""
-    kept = shutil.copytree(store.at(BAD), store.path.parent / "kept")
+    bad = place(store, BAD)
+    kept = shutil.copytree(bad, store.path.parent / "kept")
 
     def check(name: str) -> None:
-        (store.at(BAD) / name).unlink()
-        make(store.at(BAD) / name, store)
-        refused(store, str(store.at(BAD) / name))
-        for path in (store.at(BAD), store.path.parent / "fifo", store.path.parent / "outside"):
+        (bad / name).unlink()
+        make(bad / name, store)
+        refused(store, str(bad / name))
+        for path in (bad, store.path.parent / "fifo", store.path.parent / "outside"):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        shutil.copytree(kept, store.at(BAD))
+        shutil.copytree(kept, bad)
 
     in_child(lambda: each(check, FILES), LIMIT_S)
 
 
 def test_a_checkpoint_that_is_a_link_is_not_followed(store: Store) -> None:
-    elsewhere = store.path.parent / "elsewhere"
-    store.at(BAD).rename(elsewhere)
-    store.at(BAD).symlink_to(elsewhere)
-    refused(store, str(store.at(BAD)))
+    elsewhere, bad = store.path.parent / "elsewhere", place(store, BAD)
+    bad.rename(elsewhere)
+    bad.symlink_to(elsewhere)
+    refused(store, str(bad))
 
 
 @pytest.mark.parametrize("make", ["fifo", "file"])
-def test_a_checkpoint_that_is_no_directory_is_neither_read_nor_waited_for(make: str, store: Store) -> None:
-    shutil.rmtree(store.at(BAD))
+def test_what_is_no_directory_is_no_checkpoint_and_is_not_waited_for(make: str, store: Store) -> None:
+    bad = place(store, BAD)
+    shutil.rmtree(bad)
     if make == "fifo":
-        os.mkfifo(store.at(BAD))
+        os.mkfifo(bad)
     else:
-        store.at(BAD).write_text("{}")
-    in_child(lambda: refused(store, str(store.at(BAD))), LIMIT_S)
+        bad.write_text("{}")
+    in_child(lambda: sound(store, [GOOD]), LIMIT_S)
+    in_child(lambda: refuse_to_load(store, "has no checkpoint of step 2"), LIMIT_S)
 
 
 def test_a_file_in_place_of_the_directory_of_checkpoints_is_an_error_of_ours(tmp_path: Path) -> None:
@@ -215,13 +223,13 @@ def test_a_manifest_of_more_than_16_mib_is_not_parsed(store: Store) -> None:
 
 
 def test_a_commit_of_a_gigabyte_is_not_read(store: Store) -> None:
-    os.truncate(store.at(BAD) / "COMMIT", 1 << 30)
+    os.truncate(place(store, BAD) / "COMMIT", 1 << 30)
     refused(store, "has more than 256 bytes")
 
 
 def too_long(store: Store, length: int, there: int) -> None:
     """A header that says that it is so long, of which so much is there."""
-    recommit(store.at(BAD), files={"model.safetensors": length.to_bytes(8, "little") + b"{" + b" " * (there - 1)})
+    recommit(place(store, BAD), files={"model.safetensors": length.to_bytes(8, "little") + b"{" + b" " * (there - 1)})
     refuse_to_load(store, f"a header of {length:,} bytes")
     with pytest.warns(UserWarning, match="model.safetensors"):
         assert store.newest() is not None
@@ -240,14 +248,14 @@ def test_a_header_of_a_hundred_megabytes_is_not_parsed(store: Store) -> None:
 
 
 def test_deep_nesting_is_refused(store: Store) -> None:
-    manifest = (store.at(BAD) / "manifest.json").read_bytes()
+    manifest = (place(store, BAD) / "manifest.json").read_bytes()
 
     def check(case: tuple[str, bytes]) -> None:
         name, nest = case
         deep = nest * 100_000
-        recommit(store.at(BAD), manifest=manifest if name == "trainer.json" else deep)
+        recommit(place(store, BAD), manifest=manifest if name == "trainer.json" else deep)
         if name == "trainer.json":
-            recommit(store.at(BAD), files={name: deep})
+            recommit(place(store, BAD), files={name: deep})
         refuse_to_load(store, name)
 
     each(check, product(["manifest.json", "trainer.json"], [b"[", b'{"a":', b'{"files":[']))
@@ -257,7 +265,7 @@ def test_a_manifest_that_tells_an_impossible_shape_is_refused(store: Store) -> N
     manifest = told(store)
 
     def check(shape: object) -> None:
-        manifest["tensors"]["model.safetensors"]["count"] = ["I64", shape]
+        of_model(manifest)["tensors"]["count"] = ["I64", shape]
         tell(store, manifest)
         refuse_to_load(store, "")
 
@@ -269,9 +277,9 @@ def test_a_tensor_of_impossible_size_is_refused(store: Store) -> None:
 
     def check(shape: list[Any]) -> None:
         header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
-        manifest["tensors"]["model.safetensors"] = {"w": ["F32", shape]}
+        of_model(manifest)["tensors"] = {"w": ["F32", shape]}
         tell(store, manifest)
-        recommit(store.at(BAD), files={"model.safetensors": len(header).to_bytes(8, "little") + header})
+        recommit(place(store, BAD), files={"model.safetensors": len(header).to_bytes(8, "little") + header})
         refuse_to_load(store, "")
 
     each(check, [[2**40, 2**40], [2**62], [-1], [0, 2**63], [0, 2**62, 2**62], [0.5], ["1"]])
@@ -280,7 +288,7 @@ def test_a_tensor_of_impossible_size_is_refused(store: Store) -> None:
 # --- other versions, other formats ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [4, 10, 10**20])
+@pytest.mark.parametrize("number", [5, 10, 10**20])
 def test_a_newer_format_is_named_and_nothing_older_is_taken_instead(number: int, store: Store) -> None:
     manifest = told(store)
     manifest["format"] = number
@@ -298,8 +306,18 @@ def test_an_older_format_is_refused_in_one_sentence(store: Store) -> None:
     manifest = told(store)
     manifest["format"] = 1
     tell(store, manifest)
-    with pytest.raises(CheckpointError, match=r"in format 1; this version reads format 3\. Use that version, or train"):
+    with pytest.raises(CheckpointError, match=r"in format 1; this version reads format 4\. Use that version, or train"):
         store.load(BAD)
+
+
+def test_a_run_of_the_layout_of_earlier_versions_is_refused_in_one_sentence(store: Store) -> None:
+    for step in (GOOD, BAD):
+        place(store, step).rename(store.path / f"step-{step:012d}")
+    for work in (store.newest, store.steps, lambda: store.load(BAD)):
+        with pytest.raises(
+            CheckpointError, match=r"was written by an earlier headrace.*use that version, or train again"
+        ):
+            work()
 
 
 def test_a_format_that_never_was_is_refused(store: Store) -> None:
@@ -315,7 +333,7 @@ def test_a_format_that_never_was_is_refused(store: Store) -> None:
 
 def test_no_message_carries_control_characters_of_a_manifest(store: Store) -> None:
     manifest = told(store)
-    manifest.update(format=4, made_by={"headrace": "1.0\x1b[2J\n\x07fine"})
+    manifest.update(format=5, made_by={"headrace": "1.0\x1b[2J\n\x07fine"})
     tell(store, manifest)
     with pytest.raises(CheckpointError) as caught:
         store.load(BAD)
@@ -335,7 +353,7 @@ class Touch:
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])
 def test_a_pickle_is_never_executed(name: str, store: Store, tmp_path: Path) -> None:
     trap = pickle.dumps(Touch(str(tmp_path / "executed")))
-    recommit(store.at(BAD), files={name: trap})
+    recommit(place(store, BAD), files={name: trap})
     with pytest.raises(CorruptError, match=name):
         store.load(BAD)
     assert not (tmp_path / "executed").exists()
@@ -350,7 +368,7 @@ def test_checkpoints_of_another_run_with_higher_numbers_are_told_and_stay_as_the
     other = Store(store.path, "another run")
     for step in (50, 60):
         other.save(contents_of(step))
-    before = {step: hashes(store.at(step)) for step in (50, 60)}
+    before = {path: hashes(path) for path in (place(store, 50), place(store, 60))}
 
     with pytest.warns(UserWarning, match="belongs to another run") as caught:
         newest = store.newest()
@@ -362,10 +380,10 @@ def test_checkpoints_of_another_run_with_higher_numbers_are_told_and_stay_as_the
     assert newest.step == BAD
     assert len(caught) == 2
     assert mine.steps() == [4, 50, 60]
-    assert {step: hashes(store.at(step)) for step in (50, 60)} == before
-    with pytest.raises(CheckpointError, match=r"belongs to another run\. Move it away"):
-        mine.save(contents_of(50))
-    assert {step: hashes(store.at(step)) for step in (50, 60)} == before
+    assert {path: hashes(path) for path in before} == before
+    mine.save(contents_of(50), again=True, overtakes=True)
+    assert difference(mine.load(50), contents_of(50)) == ""
+    assert {path: hashes(path) for path in before} == before
 
 
 @pytest.mark.parametrize("step", [9_999, 999_999_999, 999_999_999_999])

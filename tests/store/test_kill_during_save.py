@@ -1,6 +1,5 @@
 """A process that is killed while it saves: before, after and half way through each of its operations."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from kit.fault_harness import (
-    LEFTOVERS,
     RUN,
     Death,
     Died,
@@ -22,9 +20,11 @@ from kit.fault_harness import (
     performing,
     scratch,
     sound,
+    unfinished,
 )
 from kit.sampled import sampled
 
+from headrace.errors import CorruptError
 from headrace.store.checkpoints import Keep, Store
 
 NEW, NEXT = 4, 5
@@ -87,9 +87,7 @@ def left(path: Path, between: list[list[int]]) -> tuple[list[int], int]:
         assert steps == []
     else:
         assert difference(newest, contents_of(steps[-1])) == ""
-    others = [name for name in os.listdir(path) if not name.startswith("step-")] if path.is_dir() else []
-    assert all(name.startswith(LEFTOVERS) for name in others), others
-    return steps, len(others)
+    return steps, len(unfinished(path))
 
 
 @pytest.mark.takes_turns
@@ -124,7 +122,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_check
     there, keep, between = SAVES[kind]
     template = prepared(root / "template", there)
     names = operations(shutil.copytree(template, root / "traced"), keep)
-    for at, when in sampled(places(names), keep=[(names.index("rename"), "after")], of=60):
+    for at, when in sampled(places(names), keep=[(len(names) - 1 - names[::-1].index("replace"), "after")], of=60):
         path = shutil.copytree(template, root / "run") / "run" / "checkpoints"
         assert killed(path, keep, at, when).killed, (at, when)
         left(path, between)
@@ -143,19 +141,20 @@ def test_a_save_is_whole_if_the_kill_comes_after_its_last_operation(root: Path) 
     sound(Store(path, RUN), [NEW])
 
 
-def test_a_checkpoint_written_in_place_would_not_survive_a_kill(root: Path) -> None:
-    """The negative control: the same kills, in a store that gives the name before it writes."""
+def test_a_checkpoint_whose_commit_came_first_would_not_survive_a_kill(root: Path) -> None:
+    """The negative control: the same kills, and a COMMIT that was there before the files that it vouches for."""
     template = prepared(root / "template", [1, 2])
     names = operations(shutil.copytree(template, root / "traced"), Keep(None))
+    [commit] = [n for n, name in enumerate(names) if name == "replace"]
     broken = 0
-    for at in range(names.index("create"), names.index("rename")):
+    for at in range(names.index("create"), commit):
         path = shutil.copytree(template, root / str(at)) / "run" / "checkpoints"
         with performing(Death(at=at, when="after")), pytest.raises(Died):
             Store(path, RUN).save(contents_of(NEW))
-        [beside] = path.glob(".tmp-*")
-        beside.rename(Store(path, RUN).at(NEW))
+        [name] = unfinished(path)
+        (path / name / "COMMIT").write_bytes(b"0" * 64)
         try:
             sound(Store(path, RUN), [1, 2, NEW])
-        except ValueError:
+        except CorruptError:
             broken += 1
-    assert broken == names.index("rename") - names.index("create") - len(["write", "fsync", "sync_dir"])
+    assert broken == commit - names.index("create") == 20

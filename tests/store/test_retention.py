@@ -82,7 +82,7 @@ class Cut(Trace):
 
     def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
         result = call(*arguments)
-        if operation in ("rename", "sync_dir", "unlink", "remove_dir"):
+        if operation in ("replace", "sync_dir", "unlink", "remove_dir"):
             self.operations.append(operation)
             if len(self.operations) == self.after:
                 raise Died
@@ -123,13 +123,12 @@ def test_what_other_runs_and_other_people_left_stays_as_it_is(tmp_path: Path) ->
     for step in (1, 3):
         other.save(contents_of(step))
     Store(precious, RUN).save(contents_of(2))
-    (path / "step-000000000002").symlink_to(precious / "step-000000000002")
-    (path / "step-000000000004").write_text("a file")
-    (path / "step-000000000005").mkdir()
-    (path / "step-000000000005" / "notes.txt").write_text("no checkpoint at all")
-    (path / ".tmp-file").write_text("no directory")
-    (path / ".trash-link").symlink_to(precious)
-    (path / ".tmp-Not_Ours").mkdir()
+    (path / "step-000000000002-000003").symlink_to(Store(precious, RUN).at(2))
+    (path / "step-000000000004-000004").write_text("a file")
+    for name in ("step-000000000005-000005", "step-000000000006", "step-6-7"):
+        (path / name).mkdir()
+        (path / name / "notes.txt").write_text("no checkpoint at all")
+    (path / "step-000000000007-000007").symlink_to(precious)
     (path / "model-of-last-year.pt").write_bytes(b"\x80\x02")
     (path / "dangling").symlink_to(path / "nowhere")
     before, precious_before = snapshot(path), snapshot(precious)
@@ -141,19 +140,19 @@ def test_what_other_runs_and_other_people_left_stays_as_it_is(tmp_path: Path) ->
     after = snapshot(path)
     assert {name: after[name] for name in before} == before
     assert snapshot(precious) == precious_before
-    assert mine.steps() == [1, 2, 3, 4, 5, 13]
+    assert mine.steps() == [1, 2, 3, 13]
     newest = mine.newest()
     assert newest is not None
     assert newest.step == 13
 
 
-# The names that a save gives are a number and a uuid.
-@pytest.mark.parametrize("name", [".tmp-notes", ".trash-can", ".tmp-2024-01-01"])
-def test_a_directory_of_somebody_else_is_not_taken_for_a_leftover(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "notes.txt").write_text("mine")
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors/inside.json", "Trainer.json", ".hidden"])
+def test_a_directory_of_somebody_else_is_not_taken_for_an_unfinished_save(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / "step-000000000002-000001" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
     saved(tmp_path, Keep(1), 2)
-    assert (tmp_path / name / "notes.txt").read_text() == "mine"
+    assert mine.read_text() == "mine"
 
 
 def test_a_store_without_a_run_removes_nothing_that_is_no_checkpoint(tmp_path: Path) -> None:
@@ -162,15 +161,15 @@ def test_a_store_without_a_run_removes_nothing_that_is_no_checkpoint(tmp_path: P
     (precious / "thesis.tex").write_text("ten years of work")
     store = Store(path, None, Keep(1))
     store.save(contents_of(5))
-    (path / "step-000000000001").symlink_to(precious)
-    (path / "step-000000000002").mkdir()
-    (path / "step-000000000002" / "notes.txt").write_text("mine")
+    (path / "step-000000000001-000008").symlink_to(precious)
+    (path / "step-000000000002-000009").mkdir()
+    (path / "step-000000000002-000009" / "notes.txt").write_text("mine")
     try:
         store.save(contents_of(6))
     finally:
         assert (precious / "thesis.tex").exists()
-        assert (path / "step-000000000002" / "notes.txt").exists()
-    assert {1, 2, 6} <= set(store.steps())
+        assert (path / "step-000000000002-000009" / "notes.txt").exists()
+    assert store.steps() == [6]
 
 
 def test_a_corrupt_checkpoint_of_this_run_is_never_the_only_one_that_stays(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A checkpoint takes the place of one of the same step, which knows less: one of the two is there, whatever happens."""
 
-import ctypes
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 from kit.crash_model import Recorder, Story, build
 from kit.fault_harness import (
-    LEFTOVERS,
     RUN,
     Death,
     Died,
@@ -25,36 +22,16 @@ from kit.fault_harness import (
     hashes,
     in_child,
     performing,
+    place,
     scratch,
     sound,
 )
 from kit.sampled import sampled
 
-from headrace.errors import CheckpointError, RunError
-from headrace.store import disk
+from headrace.errors import RunError
 from headrace.store.checkpoints import Keep, Store
 
 FIRST, STEP, NEXT = 1, 2, 3
-
-
-class Refusing:
-    """A C library on a file system that knows no flags of renameat2, as NFS knows none."""
-
-    @staticmethod
-    def renameat2(*_: object) -> int:
-        ctypes.set_errno(errno.EINVAL)
-        return -1
-
-
-STAYS = {"exchange": "new", "names only": "old"}
-"""Which of the two is there in the end: the new one, where two names can change places in one operation."""
-
-
-@pytest.fixture(params=["exchange", "names only"])
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "names only":
-        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Refusing())
-    return str(request.param)
 
 
 @pytest.fixture
@@ -86,13 +63,11 @@ def one_of_the_two(path: Path) -> str:
     return "new" if found[1] else "old"
 
 
-def test_a_checkpoint_takes_the_place_of_one_of_the_same_step(how: str, root: Path) -> None:
+def test_a_checkpoint_takes_the_place_of_one_of_the_same_step(root: Path) -> None:
     path = root / "template"
     take_over(path, Keep(1))
-    assert one_of_the_two(path) == STAYS[how]
-    assert os.listdir(path) == [f"step-{STEP:012d}"]
-    with pytest.raises(CheckpointError, match="never overwritten"):
-        Store(path, RUN).save(contents_of(STEP))
+    assert one_of_the_two(path) == "new"
+    assert os.listdir(path) == [f"step-{STEP:012d}-000003"]
 
 
 def places(names: list[str]) -> list[tuple[int, str]]:
@@ -103,14 +78,13 @@ def places(names: list[str]) -> list[tuple[int, str]]:
 def left(path: Path, keep: Keep) -> str:
     """Which of the two is left; nothing else is but what the next save clears away."""
     found = one_of_the_two(path)
-    assert all(entry.startswith(LEFTOVERS) for entry in os.listdir(path) if not entry.startswith("step-"))
     goes_on(path, keep, NEXT)
     return found
 
 
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("keep", [Keep(1), Keep(None)])
-def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, how: str, root: Path) -> None:
+def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
     """Nothing after that place is performed, as if the process had been killed there."""
     seen, lost = [], []
     for at, when in places(operations(root, keep)):
@@ -125,11 +99,11 @@ def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, how: str, root: Path)
     assert lost == []
     assert len(seen) > 15
     assert seen == sorted(seen, reverse=True)
-    assert set(seen) == {"old", STAYS[how]}
+    assert set(seen) == {"old", "new"}
 
 
 @pytest.mark.takes_turns
-def test_a_process_that_is_killed_leaves_one_of_the_two(how: str, root: Path) -> None:
+def test_a_process_that_is_killed_leaves_one_of_the_two(root: Path) -> None:
     for at, when in sampled(places(names := operations(root, Keep(1))), keep=[(len(names) - 1, "after")], of=12):
         path = shutil.copytree(root / "template", root / f"{at}-{when}")
 
@@ -141,11 +115,11 @@ def test_a_process_that_is_killed_leaves_one_of_the_two(how: str, root: Path) ->
         left(path, Keep(1))
 
 
-def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(how: str, root: Path) -> None:
+def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Path) -> None:
     lost = []
     for at, name in enumerate(operations(root, Keep(None))):
         path = shutil.copytree(root / "template", root / str(at))
-        before = hashes(path / f"step-{FIRST:012d}")
+        before = hashes(first := place(Store(path, RUN), FIRST))
         with performing(Fail(at=at)), pytest.raises(RunError):
             take_over(path, Keep(None))
         try:
@@ -154,13 +128,13 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(how: str
             lost.append((at, name))
             continue
         take_over(path, Keep(None))
-        assert one_of_the_two(path) == STAYS[how]
-        assert hashes(path / f"step-{FIRST:012d}") == before
+        assert one_of_the_two(path) == "new"
+        assert hashes(first) == before
     assert lost == []
 
 
 @pytest.mark.takes_turns
-def test_a_loss_of_power_anywhere_leaves_one_of_the_two(how: str, root: Path) -> None:
+def test_a_loss_of_power_anywhere_leaves_one_of_the_two(root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
     story, recorder = Story(path), Recorder()
     with performing(recorder):
@@ -178,31 +152,20 @@ def test_a_loss_of_power_anywhere_leaves_one_of_the_two(how: str, root: Path) ->
             except AssertionError:
                 found[key] = "neither"
             shutil.rmtree(root / "after")
-        assert not story.promised(end) or found[key] == STAYS[how]
-    assert set(found.values()) == {"old", STAYS[how]}
+        assert not story.promised(end) or found[key] == "new"
+    assert set(found.values()) == {"old", "new"}
 
 
-def test_what_is_not_of_this_run_is_not_taken_over(how: str, root: Path) -> None:
+def test_what_is_not_of_this_run_stays_as_it_is(root: Path) -> None:
     path = root / "other"
-    Store(path, "another run").save(contents_of(STEP))
-    before = hashes(Store(path, RUN).at(STEP))
-    with pytest.raises(CheckpointError, match="belongs to another run"):
-        take_over(path, Keep(1))
-    assert hashes(Store(path, RUN).at(STEP)) == before
+    other = Store(path, "another run").save(contents_of(STEP))
+    before = hashes(other)
+    take_over(path, Keep(1))
+    assert one_of_the_two(path) == "new"
+    assert hashes(other) == before
 
 
-def test_where_there_is_none_of_the_step_it_is_a_save_like_any_other(how: str, root: Path) -> None:
+def test_where_there_is_none_of_the_step_it_is_a_save_like_any_other(root: Path) -> None:
     path = root / "fresh"
     Store(path, RUN).save(contents_of(STEP), again=True)
     sound(Store(path, RUN), [STEP])
-
-
-def test_two_directories_change_names_in_one_operation(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    assert disk.exchange(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "a" / "b").exists()
-    assert (tmp_path / "b" / "a").exists()
-    with pytest.raises(FileNotFoundError):
-        disk.exchange(tmp_path / "a", tmp_path / "missing")

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import headrace as hr
-from headrace.store.rows import by_step, column, read_row, written
+from headrace.store.document import read_row
 from headrace.watch.charts import axis_of, panels, thin
 from headrace.watch.history import heads
 from headrace.watch.monitor import mode_of
+from headrace.watch.rows import by_step, column, written
 
 NAN = math.nan
 

@@ -94,8 +94,8 @@ def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
         tmp_path / "digits",
         reports,
         best__best_json=json.dumps({"step": 80, "val/loss": 0.125}),
-        **{f"checkpoints__step-0000000000{step}__manifest_json": manifest for step in (80, 100)},
-        **{"checkpoints__step-000000000080__COMMIT": "x"},
+        **{f"checkpoints__step-{step:012d}-{step:06d}__manifest_json": manifest for step in (80, 100)},
+        **{"checkpoints__step-000000000080-000080__COMMIT": "x"},
         recipe_json=json.dumps({"recipe": "/home/me/train.py:digits", "arguments": {"lr": 0.1}}),
     )
     found = page(run)
@@ -255,7 +255,7 @@ def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> Non
     (run / "config.json").unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"epoch":4,"step":80,"samp')
-    (run / "checkpoints" / "step-000000000060").mkdir(parents=True)
+    (run / "checkpoints" / "step-000000000060-000001").mkdir(parents=True)
     found = page(run)
     assert "The last line of metrics.jsonl was cut short, and is left out." in found.text
     assert "There is no config.json, which says with which settings." in found.text
@@ -279,7 +279,7 @@ def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> Non
         ("best/best.json", b'{"step":"last"}'),
         ("best/best.json", b"{}"),
         ("metrics.jsonl", b'{"step":1,"val/confusion":[[1],[2,3]]}\n{"step":2,"val/confusion":"x"}\n'),
-        ("checkpoints/step-000000000020/manifest.json", b'{"files":[{}]}'),
+        ("checkpoints/step-000000000020-000001/manifest.json", b'{"files":[{}]}'),
         ("checkpoints/step-x/manifest.json", b""),
         ("recipe.json", b"!!python/object:os.system {}"),
     ],

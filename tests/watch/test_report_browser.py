@@ -33,7 +33,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log = runs.STARTED + f"2026-03-01 10:00:00 warning: {'something ' * 30}{'x' * 200}\n" + runs.ENDED
     reports[-1]["test/confusion"] = runs.classified(12)[-1]["test/confusion"]
     run = runs.make(path, reports, log, config_json=config)
-    (run / "checkpoints" / "step-000000000020").mkdir(parents=True)
+    (run / "checkpoints" / "step-000000000020-000001").mkdir(parents=True)
     return write(run)
 
 

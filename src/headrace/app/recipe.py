@@ -17,7 +17,7 @@ from ..step import config
 from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
 from ..store.contents import TRAINER
-from ..store.rows import encoded, readable
+from ..store.document import encoded, readable
 from ..store.shape import DICT, check, maybe
 from ..train.runs import Run, Runs
 from ..train.trainer import Trainer

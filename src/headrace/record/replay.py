@@ -13,7 +13,7 @@ from typing import Any
 
 from ..store import rng
 from ..store.checkpoints import Store
-from ..store.run import CHECKPOINTS, RUN, run_id
+from ..store.run import CHECKPOINTS, METRICS, RUN, run_id
 from ..train.checkpoint import Checkpoint
 from ..train.runs import Run
 from ..train.trainer import Trainer
@@ -86,7 +86,8 @@ def copy_checkpoint(run: Path, step: int, place: Path) -> None:
     name = Store(run / CHECKPOINTS, run_id(run)).at(step).name
     target = place / CHECKPOINTS / name
     target.mkdir(parents=True)
-    shutil.copyfile(run / RUN, place / RUN)
+    for file in (run / RUN, run / METRICS):
+        shutil.copyfile(file, place / file.name)
     for file in sorted((run / CHECKPOINTS / name).iterdir()):
         with suppress(OSError):
             os.link(file, target / file.name)

@@ -1,11 +1,10 @@
-"""The checkpoints of one run, in one directory: written whole, scanned by number, verified before use."""
+"""The checkpoints of one run, in one directory: written in place, valid once COMMIT is there, verified before use."""
 
 import hashlib
 import os
 import re
-import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -15,10 +14,10 @@ import torch
 from .. import __version__
 from ..errors import CheckpointError, ConfigError, CorruptError
 from . import disk
-from .contents import COMMIT, MANIFEST, PIECE_BYTES, Contents, Manifest, Written, opened
+from .contents import COMMIT, FORMAT, MANIFEST, NAME, Contents, Manifest, Written, opened, write_file, write_files
+from .place import Place
 
-_STEP = re.compile(r"step-(\d{12,18})")
-_LEFTOVER = re.compile(r"\.(tmp|trash)-\d+-[0-9a-f]{32}")
+_OF_EARLIER_VERSIONS = re.compile(r"step-\d{12,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,11 @@ class Keep:
 class Store:
     """Saves, lists, verifies and loads the checkpoints of a run.
 
-    `save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
+    A checkpoint is a directory. Its files are written first, then the manifest, which lists them with their hashes,
+    then COMMIT, which vouches for the manifest. A directory without COMMIT is no checkpoint, and is removed before the
+    next save. The one that was saved last is the newest. Several of the same step may be there: the last one counts.
 
+    `save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
     Checkpoints of other runs, and files of other people, are never touched. `run_id=None` reads those of any run.
     """
 
@@ -48,65 +50,45 @@ class Store:
         self.path, self._run_id, self._keep = path, run_id, keep or Keep(None)
         self._anchored = False  # whether the directory is certain to be on the disk
 
+    # --- reading ----------------------------------------------------------------------------------------------
+
     def steps(self) -> list[int]:
-        """The steps of everything here that is called a checkpoint, in order."""
-        with disk.failing(f"looking for checkpoints in {self.path}", self.path):
-            try:
-                names = os.listdir(self.path)
-            except FileNotFoundError:
-                return []
-        found = [(name, int(match[1])) for name in names if (match := _STEP.fullmatch(name))]
-        return sorted(step for name, step in found if name == self.at(step).name)
+        """The steps of the checkpoints that are here, in order."""
+        return sorted({place.step for place in self.places()})
+
+    def places(self) -> list[Place]:
+        """The checkpoints that are here, in the order in which they were saved."""
+        found = [place for name in self._names() if (place := Place.of(name)) is not None]
+        complete = [place for place in found if os.path.lexists(self.path / place.name / COMMIT)]
+        if not complete:
+            self._refuse_earlier_versions()
+        return sorted(complete)
 
     def at(self, step: int) -> Path:
-        return self.path / f"step-{step:012d}"
-
-    def save(
-        self, contents: Contents, best: Sequence[int] = (), *, again: bool = False, overtakes: bool = False
-    ) -> Path:
-        """Writes a checkpoint, then deletes old ones. The steps in `best` stay.
-
-        `again`: an earlier checkpoint of this step may be there; the two change places in one operation. `overtakes`:
-        the training was started again from an earlier step, and later checkpoints are deleted too.
-        """
-        final = self.at(contents.step)
-        with disk.failing(f"saving step {contents.step} in {self.path}", self.path, contents.nbytes):
-            if not self._anchored:
-                disk.make_dirs(self.path)
-            self._anchored = True
-            self.clean()
-            beside = self.path / f".tmp-{contents.step}-{uuid.uuid4().hex}"
-            disk.make_dir(beside)
-            self._write(beside, contents)
-            if again and self._is_own(contents.step):
-                self._swap_in(beside, final)
-            else:
-                self._set_aside_unusable(contents.step)
-                disk.rename(beside, final)
-                disk.sync_dir(self.path)
-            self._delete_old(contents.step, best, overtakes)
-        return final
+        """The directory of the checkpoint of a step."""
+        places = [place for place in self.places() if place.step == step]
+        if not places:
+            raise CorruptError(f"{self.path} has no checkpoint of step {step}.")
+        return self.path / places[-1].name
 
     def load(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
         """One checkpoint; raises unless all of it that is wanted is as it was written."""
-        with opened(self.at(step)) as directory:
-            manifest = self._own(directory.manifest(), step)
-            return directory.contents(manifest, wanted)
+        return self._read(self.at(step), step, wanted)
 
     def newest(self, wanted: Callable[[str], bool] = lambda name: True) -> Contents | None:
         """The last checkpoint that is as it was written; `None` only where there is none at all."""
         reasons = []
-        steps = self.steps()
-        for step in reversed(steps):
+        places = self.places()
+        for place in reversed(places):
             try:
-                found = self.load(step, wanted)
+                found = self._read(self.path / place.name, place.step, wanted)
             except CorruptError as error:
                 reasons.append(str(error))
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Its bytes are kept; going on from {self.at(step).name}.", stacklevel=2)
+                warnings.warn(f"{reason} Its bytes are kept; going on from {place.name}.", stacklevel=2)
             return found
-        if reasons and self.steps() != steps:  # whoever writes them has let go of some meanwhile
+        if reasons and self.places() != places:  # their writer has removed some meanwhile
             return self.newest(wanted)
         if reasons:
             listed = "\n  ".join(reasons)
@@ -117,101 +99,124 @@ class Store:
         return None
 
     def manifest(self, step: int) -> Manifest:
-        """What a checkpoint says of itself; its files are not looked at."""
-        with opened(self.at(step)) as directory:
-            return self._own(directory.manifest(), step)
+        """The manifest of a checkpoint; the files that it lists are not read."""
+        with opened(path := self.at(step)) as directory:
+            return self._own(directory.manifest(), path, step)
 
     def verify(self, step: int) -> Manifest:
         """Raises unless every byte of a checkpoint is as it was written."""
-        with opened(self.at(step)) as directory:
-            manifest = self._own(directory.manifest(), step)
+        with opened(path := self.at(step)) as directory:
+            manifest = self._own(directory.manifest(), path, step)
             directory.verify(manifest)
         return manifest
 
-    def _own(self, manifest: Manifest, step: int) -> Manifest:
+    def _read(self, path: Path, step: int, wanted: Callable[[str], bool]) -> Contents:
+        with opened(path) as directory:
+            return directory.contents(self._own(directory.manifest(), path, step), wanted)
+
+    def _own(self, manifest: Manifest, path: Path, step: int) -> Manifest:
         if manifest.step != step:
-            raise CorruptError(f"{self.at(step)} holds step {manifest.step}.")
+            raise CorruptError(f"{path} holds step {manifest.step}.")
         if self._run_id is not None and manifest.run_id != self._run_id:
-            raise CorruptError(f"{self.at(step)} belongs to another run ({manifest.run_id[:40]!r}).")
+            raise CorruptError(f"{path} belongs to another run ({manifest.run_id[:40]!r}).")
         return manifest
 
-    def _write(self, beside: Path, contents: Contents) -> None:
-        files = tuple(_write_file(beside / name, pieces) for name, pieces in contents.files())
-        made_by = {"headrace": __version__, "torch": torch.__version__}
-        run, workers = self._run_id or "", contents.workers
-        manifest = Manifest(run, contents.step, workers, files, contents.specs(), made_by).to_bytes()
-        _write_file(beside / MANIFEST, iter([manifest]))
-        _write_file(beside / COMMIT, iter([hashlib.sha256(manifest).hexdigest().encode() + b"\n"]))
-        disk.sync_dir(beside)
+    def _names(self) -> list[str]:
+        with disk.failing(f"looking for checkpoints in {self.path}", self.path):
+            try:
+                return os.listdir(self.path)
+            except FileNotFoundError:
+                return []
 
-    def _set_aside_unusable(self, step: int) -> None:
-        """Renames a checkpoint of this step that cannot be used; raises if there is one that can."""
-        final = self.at(step)
-        if not os.path.lexists(final):
-            return
-        try:
-            self.verify(step)
-        except CorruptError:
-            if (owner := self._run_of(step)) is not None and owner != self._run_id:
-                raise CheckpointError(f"{final} belongs to another run. Move it away.") from None
-            disk.rename(final, self.path / f"corrupt-{final.name}-{uuid.uuid4().hex[:8]}")
-        else:
-            raise CheckpointError(f"{final} is there already and is sound. A checkpoint is never overwritten.")
+    def _refuse_earlier_versions(self) -> None:
+        for name in self._names():
+            if _OF_EARLIER_VERSIONS.fullmatch(name) and (self.path / name / MANIFEST).is_file():
+                raise CheckpointError(
+                    f"{self.path / name} was written by an earlier headrace, in a format before {FORMAT}, which this "
+                    "version does not read: use that version, or train again in another directory."
+                )
 
-    def _swap_in(self, beside: Path, final: Path) -> None:
-        """Puts a checkpoint in the place of one of the same step, where that is one operation.
+    # --- writing ----------------------------------------------------------------------------------------------
 
-        Elsewhere the other one stays: what follows its step is then done once more, and in the same way.
+    def save(
+        self, contents: Contents, best: Sequence[int] = (), *, again: bool = False, overtakes: bool = False
+    ) -> Path:
+        """Writes a checkpoint, then deletes old ones: see `commit`."""
+        with disk.failing(f"saving step {contents.step} in {self.path}", self.path, contents.nbytes):
+            directory = self.begin(contents.step)
+            written = write_files(directory, contents)
+            self.commit(directory, written, contents.workers, best, again=again, overtakes=overtakes)
+        return directory
+
+    def begin(self, step: int) -> Path:
+        """Makes the directory of a new checkpoint. Any worker that sees it may write files there: `write_files`."""
+        if not self._anchored:
+            disk.make_dirs(self.path)
+        self._anchored = True
+        self.clean()
+        serial = max((place.serial for name in self._names() if (place := Place.of(name)) is not None), default=0)
+        directory = self.path / Place(serial + 1, step).name
+        disk.make_dir(directory)
+        return directory
+
+    def commit(
+        self,
+        directory: Path,
+        written: Sequence[Written],
+        workers: int,
+        best: Sequence[int] = (),
+        *,
+        again: bool = False,
+        overtakes: bool = False,
+    ) -> None:
+        """Makes a checkpoint of the files that all workers have written, then deletes old ones. Those in `best` stay.
+
+        `again`: it replaces another checkpoint of its step. `overtakes`: the training was started again from an earlier
+        step, and later checkpoints are deleted too.
         """
-        if disk.exchange(beside, final):
-            disk.sync_dir(self.path)
-        disk.remove_tree(beside)
-
-    def _delete_old(self, newest: int, best: Sequence[int], overtakes: bool) -> None:
-        """Deletes checkpoints of this run beyond those to keep, the oldest first."""
-        for step in reversed(self.steps()) if overtakes else ():  # the last one first: it would be gone on from
-            if step > newest and self._is_own(step):
-                self._delete(step)
-        if self._keep.last is None:
-            return
-        own = [step for step in self.steps() if step <= newest and self._is_own(step)]
-        for step in own[: -self._keep.last]:
-            if step not in best:
-                self._delete(step)
-
-    def _delete(self, step: int) -> None:
-        trash = self.path / f".trash-{step}-{uuid.uuid4().hex}"
-        disk.rename(self.at(step), trash)
+        place = Place.of(directory.name)
+        assert place is not None
+        made_by = {"headrace": __version__, "torch": torch.__version__}
+        manifest = Manifest(self._run_id or "", place.step, workers, tuple(written), made_by).to_bytes()
+        write_file(directory / MANIFEST, iter([manifest]))
+        disk.sync_dir(directory)
         disk.sync_dir(self.path)
-        disk.remove_tree(trash)
-
-    def _is_own(self, step: int) -> bool:
-        """Whether a checkpoint is one of this run's."""
-        return self._run_of(step) == (self._run_id or "")
-
-    def _run_of(self, step: int) -> str | None:
-        """The run that a checkpoint says it belongs to, if its manifest is sound; a link belongs to none."""
-        try:
-            with opened(self.at(step)) as directory:
-                return directory.manifest().run_id
-        except CheckpointError:
-            return None
+        disk.write_file(directory / COMMIT, hashlib.sha256(manifest).hexdigest().encode() + b"\n")
+        self._delete_old(place, best, again, overtakes)
 
     def clean(self) -> None:
-        """Removes what saves and removals that were cut short have left; the run's lock keeps others out."""
-        for name in os.listdir(self.path):
-            if _LEFTOVER.fullmatch(name) and not (self.path / name).is_symlink():
-                disk.remove_tree(self.path / name)
+        """Removes what saves that were cut short have left, and old files in it; the run's lock keeps others out."""
+        for name in self._names():
+            path = self.path / name
+            if Place.of(name) is not None and not path.is_symlink() and path.is_dir():
+                inside = list(os.scandir(path))
+                if not os.path.lexists(path / COMMIT) and all(map(_may_be_ours, inside)):
+                    disk.remove_tree(path)
+
+    def _delete_old(self, new: Place, best: Sequence[int], again: bool, overtakes: bool) -> None:
+        """Deletes checkpoints of this run beyond those to keep, the oldest first."""
+        own = [place for place in self.places() if place.serial < new.serial and self._is_own(place)]
+        outdated = [
+            place for place in own if (again and place.step == new.step) or (overtakes and place.step > new.step)
+        ]
+        own = [place for place in [*own, new] if place not in outdated]
+        if self._keep.last is not None:
+            outdated += [place for place in own[: -self._keep.last] if place.step not in best]
+        for place in outdated:
+            disk.unlink(self.path / place.name / COMMIT)  # from here on it is none
+            disk.sync_dir(self.path / place.name)
+            disk.remove_tree(self.path / place.name)
+
+    def _is_own(self, place: Place) -> bool:
+        """Whether a checkpoint is one of this run's; a link is not, nor is one whose manifest is damaged."""
+        try:
+            with opened(self.path / place.name) as directory:
+                return directory.manifest().run_id == (self._run_id or "")
+        except CheckpointError:
+            return False
 
 
-def _write_file(path: Path, pieces: Iterator[bytes | memoryview]) -> Written:
-    digest, size = hashlib.sha256(), 0
-    with disk.File(path, new=True) as file:
-        for piece in pieces:
-            for start in range(0, len(piece), PIECE_BYTES):
-                part = piece[start : start + PIECE_BYTES]
-                file.write(part)
-                digest.update(part)
-            size += len(piece)
-        file.sync()
-    return Written(path.name, size, digest.hexdigest())
+def _may_be_ours(file: os.DirEntry[str]) -> bool:
+    """Whether an unfinished save may have left this file."""
+    is_data = NAME.fullmatch(file.name) is not None and file.name.endswith((".json", ".safetensors"))
+    return file.is_file(follow_symlinks=False) and (is_data or file.name == f".{COMMIT}.new")

@@ -5,9 +5,8 @@ else is a dict with a single key that begins with "$": `{"$tensor": name}` stand
 """
 
 import json
-import marshal
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,10 +72,6 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def to_json(document: Any) -> bytes:
-    """A document as JSON; what it has under a name as bytes is JSON already."""
-    if isinstance(document, dict) and any(isinstance(part, bytes) for part in document.values()):
-        texts = (part if isinstance(part, bytes) else to_json(part) for part in document.values())
-        return b"{" + b",".join(to_json(name) + b":" + text for name, text in zip(document, texts, strict=True)) + b"}"
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -131,51 +126,6 @@ def dtype_name(file: str, name: str, tensor: Tensor) -> str:
     if tensor.dtype not in _NAMES:
         raise CheckpointError(f"{name!r} is of {tensor.dtype}, which {file} cannot hold.")
     return _NAMES[tensor.dtype]
-
-
-class Texts:
-    """Encodes the rows of a history as JSON; those that have not changed since the last time are not encoded again."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, bytes] = {}  # the texts of plain rows by what is in them: they are never outdated
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> bytes:
-        """All of these rows, as one list."""
-        known, self._known, texts = self._known, {}, []
-        for row in rows:
-            content = _content(row)
-            text = known.get(content) or to_json(_row_encoded(row))
-            if content in known or (content and _is_plain([*row, *row.values()])):
-                self._known[content] = text
-            texts.append(text)
-        return b"[" + b",".join(texts) + b"]"
-
-
-def _content(row: dict[str, Any]) -> bytes:
-    """What is in a row, and in no other that is plain: 1 is not 1.0, nor `True`. Empty if there is no telling."""
-    try:
-        return marshal.dumps(row, 2)  # later versions look at who else holds an object
-    except ValueError:
-        return b""
-
-
-def _is_plain(value: Any, depth: int = 4) -> bool:
-    """Whether a value is of numbers and text, in lists at most."""
-    if type(value) is list:
-        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
-    return value is None or type(value) in (bool, int, float, str)
-
-
-def _row_encoded(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for JSON; what a metric of one's own gave, and cannot be saved, as text."""
-    found = {}
-    for key, value in row.items():
-        value = value.tolist() if isinstance(value, Tensor) else value
-        try:
-            found[key] = encode(value, {}, key)
-        except CheckpointError:
-            found[key] = str(value)
-    return found
 
 
 def _encoded(value: Any, tensors: Tensors, at: str, strict: bool) -> Any:

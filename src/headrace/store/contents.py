@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and its manifest: which files there are and what their bytes hash to.
+"""The files of a checkpoint and its manifest, which lists them with the hashes of their bytes.
 
 Nothing that is read is believed before it is checked.
 """
@@ -6,7 +6,7 @@ Nothing that is read is believed before it is checked.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from .shape import ANY, COUNT, DICT, TEXT, check, each
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
-FORMAT = 3
+FORMAT = 4
 MANIFEST, COMMIT = "manifest.json", "COMMIT"
 MANIFEST_BYTES = 16 << 20
 FILES_MAX = 100_000
@@ -33,14 +33,17 @@ _MANIFEST = {
     "step": COUNT,
     "world": COUNT,
     "made_by": DICT,
-    "files": [{"name": ANY, "size": COUNT, "sha256": TEXT}],
-    "tensors": each(each([ANY])),
+    "files": [{"name": ANY, "size": COUNT, "sha256": TEXT, "tensors": each([ANY])}],
 }
+
+
+Specs = dict[str, tuple[str, list[int]]]
+"""The dtype and the shape of every tensor of a file, by name."""
 
 
 @dataclass(slots=True)
 class Contents:
-    """A checkpoint in memory. `documents` are values for JSON, or hold such as JSON; `tensors` the files of tensors."""
+    """A checkpoint in memory. `documents` are values for JSON; `tensors` the files of tensors."""
 
     step: int
     documents: dict[str, Any] = field(default_factory=dict)
@@ -77,13 +80,6 @@ class Contents:
         for name, document in self.documents.items():
             yield name, iter([to_json(document)])
 
-    def specs(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
-        """Dtype and shape of every tensor, by file and name."""
-        return {
-            file: {name: (dtype_name(file, name, tensor), list(tensor.shape)) for name, tensor in tensors.items()}
-            for file, tensors in self.tensors.items()
-        }
-
 
 def rank_files(rank_number: int) -> tuple[str, str]:
     """Where a worker keeps what is its own: documents and tensors."""
@@ -92,28 +88,47 @@ def rank_files(rank_number: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file of a checkpoint: how long it is and what its bytes hash to."""
+    """A file of a checkpoint: its length, the hash of its bytes, and the dtypes and shapes of its tensors."""
 
     name: str
     size: int
     sha256: str
+    tensors: Specs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The facts that a checkpoint holds about itself."""
 
     run_id: str
     step: int
     world: int
     files: tuple[Written, ...]
-    tensors: dict[str, dict[str, tuple[str, list[int]]]]
     made_by: dict[str, str]
 
     def to_bytes(self) -> bytes:
-        found = asdict(self)
-        order = ("run_id", "step", "world", "made_by", "files", "tensors")
-        return to_json({"format": FORMAT, **{name: found[name] for name in order}})
+        return to_json({"format": FORMAT, **asdict(self)})
+
+
+def write_files(directory: Path, contents: Contents) -> list[Written]:
+    """Writes files into the directory of a checkpoint: what `Store.commit` has to know of them."""
+    written = []
+    for name, pieces in contents.files():
+        size, sha256 = write_file(directory / name, pieces)
+        written.append(Written(name, size, sha256, _specs(name, contents.tensors.get(name, {}))))
+    return written
+
+
+def write_file(path: Path, pieces: Iterator[bytes | memoryview]) -> tuple[int, str]:
+    """Writes a new file and makes certain that it is on the disk: its length and its sha256."""
+    digest, size = hashlib.sha256(), 0
+    with disk.File(path, new=True) as file:
+        for block in disk.blocks(pieces):
+            file.write(block)
+            digest.update(block)
+            size += len(block)
+        file.sync()
+    return size, digest.hexdigest()
 
 
 class Opened:
@@ -154,9 +169,8 @@ class Opened:
             if written.name.endswith(".json"):
                 contents.documents[written.name] = from_json(data, str(self.path / written.name))
             elif written.name.endswith(".safetensors"):
-                specs = manifest.tensors.get(written.name, {})
-                tensors = parse_tensors(data, str(self.path / written.name), len(specs))
-                if Contents(0, tensors={written.name: tensors}).specs()[written.name] != specs:
+                tensors = parse_tensors(data, str(self.path / written.name), len(written.tensors))
+                if _specs(written.name, tensors) != written.tensors:
                     raise CorruptError(f"{self.path / written.name} holds other tensors than {MANIFEST} says.")
                 contents.tensors[written.name] = tensors
         return contents
@@ -231,12 +245,16 @@ def _manifest(found: Any, path: Path) -> Manifest:
             f"format {FORMAT}. {'Install a newer headrace.' if newer else 'Use that version, or train again.'}"
         )
     check(found, _MANIFEST, str(where))
-    files = tuple(Written(entry["name"], entry["size"], entry["sha256"]) for entry in found["files"])
     try:
-        specs = {
-            file: {name: (str(dtype), [int(n) for n in shape]) for name, (dtype, shape) in tensors.items()}
-            for file, tensors in found["tensors"].items()
-        }
+        files = tuple(
+            Written(
+                entry["name"],
+                entry["size"],
+                entry["sha256"],
+                {name: (str(dtype), [int(n) for n in shape]) for name, (dtype, shape) in entry["tensors"].items()},
+            )
+            for entry in found["files"]
+        )
     except (TypeError, ValueError, OverflowError) as error:
         raise CorruptError(f"{where} is not a manifest: {type(error).__name__}: {error}") from None
     names = [written.name for written in files]
@@ -245,4 +263,8 @@ def _manifest(found: Any, path: Path) -> Manifest:
             raise CorruptError(f"{where} names a file {name!r}, which no file of a checkpoint is called.")
     if len(set(names)) != len(names) or len(names) > FILES_MAX:
         raise CorruptError(f"{where} names a file twice, or too many.")
-    return Manifest(found["run_id"], found["step"], found["world"], files, specs, found["made_by"])
+    return Manifest(found["run_id"], found["step"], found["world"], files, found["made_by"])
+
+
+def _specs(file: str, tensors: Mapping[str, Tensor]) -> Specs:
+    return {name: (dtype_name(file, name, tensor), list(tensor.shape)) for name, tensor in tensors.items()}

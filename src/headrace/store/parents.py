@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import ConfigError, RunError
 from . import disk
 from .checkpoints import Store
+from .contents import TRAINER
 from .document import read_document
 from .run import CHECKPOINTS, RUN, RunFiles, rows_in, run_id
 from .shape import COUNT, TEXT, check, maybe
@@ -68,6 +69,7 @@ def _inherit(files: RunFiles, run: Path, step: int, source: Path) -> None:
     contents = store.load(step)
     with disk.failing(f"beginning {files.path} from {source}", files.path, contents.nbytes):
         files.start_with([row for row in rows_in(run) if row["step"] <= step])
+    contents.document(TRAINER)["history"] |= files.reported
     Store(files.checkpoints, files.id).save(contents)
 
 

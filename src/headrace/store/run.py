@@ -1,5 +1,6 @@
 """The directory of a run: what it is, what it reported, who is at work in it, and on what kind of machine."""
 
+import hashlib
 import json
 import math
 import os
@@ -12,7 +13,6 @@ import sys
 import time
 import uuid
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import RunError
 from . import disk, system
-from .document import LARGE_BYTES, read_document
-from .rows import encoded_line, read_row, readable
+from .document import LARGE_BYTES, encoded_line, read_document, read_row, readable
+from .place import Place
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.json", "log.txt", "metrics.jsonl", "lock"
 TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
@@ -43,11 +44,11 @@ class RunFiles:
 
     def __init__(self, path: Path, parents: Sequence[Mapping[str, Any]] = ()) -> None:
         self.path, self._parents = disk.run_path(path), parents
+        self._length, self._digest = 0, hashlib.sha256()  # of what has been reported
         _refuse_others(path)
         with disk.failing(f"opening the run {path}", path), ExitStack() as opened:
             disk.make_dirs(path)
-            self._lock = _Lock(path / LOCK)
-            opened.callback(self._lock.release)
+            opened.callback(_lock(path / LOCK).release)
             self.id = self._identify()
             self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
             self._times = opened.enter_context(disk.File(path / TIMES, new=False))
@@ -87,52 +88,66 @@ class RunFiles:
         line = encoded_line(row)
         with disk.failing(f"reporting step {row['step']}", self.path, len(line)):
             self._rows.write(line)
+        self._digest.update(line)
+        self._length += len(line)
         when = {"step": row["step"], "samples": row.get("samples", 0), "minutes": round(minutes, 6)}
         with suppress(OSError):  # nice to know, and no reason to stop
             self._times.write(encoded_line(when))
 
     def start_with(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Puts the reports of a parent in place of what there is."""
+        text = b"".join(map(encoded_line, rows))
         self._rows.truncate(0)
-        self._rows.write(b"".join(map(encoded_line, rows)))
+        self._rows.write(text)
         self._rows.sync()
+        self._length, self._digest = len(text), hashlib.sha256(text)
 
     def sync(self) -> None:
         """Makes certain that what was reported is on the disk."""
         self._rows.sync()
 
-    def cut(self, step: int, samples: float = math.inf) -> list[dict[str, Any]]:
-        """Drops what was reported after a step, or after so many samples, and a line that was cut short.
+    @property
+    def reported(self) -> dict[str, Any]:
+        """The length and the hash of all that has been reported: a checkpoint keeps them, and not the rows."""
+        return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
-        Gives the rows that stay. Samples tell reports of one step apart where workers hear later of what others do.
-        """
-        rows = self.rows_until(step, samples)
-        self.drop_later()
-        return rows
+    def check_reported(self, reported: Mapping[str, Any], step: int) -> None:
+        """Warns unless the file begins with what had been `reported` when the checkpoint of a step was saved."""
+        begins = b"".join(self._lines())[: reported["bytes"]]
+        if len(begins) != reported["bytes"] or hashlib.sha256(begins).hexdigest() != reported["sha256"]:
+            warnings.warn(
+                f"{self.path / METRICS} is not as it was when the checkpoint of step {step} was saved: the history has "
+                "only the rows that can be read. The weights and the rest of the state are not concerned.",
+                stacklevel=3,
+            )
 
     def rows_until(self, step: int, samples: float = math.inf) -> list[dict[str, Any]]:
-        """The rows that `cut` would keep; `drop_later` drops the others."""
-        rows, at = [], 0
-        self._stays = 0
-        with disk.failing(f"reading {self.path / METRICS}", self.path):
-            lines = self._lines()
+        """The rows that were reported up to a step, or up to so many samples; `drop_later` drops the others.
+
+        Samples tell reports of one step apart where workers hear later of what others do.
+        """
+        rows, at, stays = [], 0, 0
+        lines = self._lines()
         for line in lines:
             at += len(line)
             row = read_row(line)
             if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
                 rows.append(row)
-                self._stays = at
+                stays = at
+        begins = b"".join(lines)[:stays]
+        self._length, self._digest = stays, hashlib.sha256(begins)
         return rows
 
     def drop_later(self) -> None:
-        """Drops what was reported after the rows that `rows_until` gave."""
+        """Drops what was reported after the rows that `rows_until` gave, and a line that was cut short."""
         with disk.failing(f"writing {self.path / METRICS}", self.path):
-            if self._stays < sum(map(len, self._lines())):
-                self._rows.truncate(self._stays)
+            if self._length < sum(map(len, self._lines())):
+                self._rows.truncate(self._length)
                 self._rows.sync()
 
     def _lines(self) -> list[bytes]:
-        return disk.read_file(self.path / METRICS, LARGE_BYTES).splitlines(keepends=True)
+        with disk.failing(f"reading {self.path / METRICS}", self.path):
+            return disk.read_file(self.path / METRICS, LARGE_BYTES).splitlines(keepends=True)
 
     def best(self, source: Path, facts: Mapping[str, Any]) -> None:
         """The best weights under a name that a person finds, beside what makes them the best."""
@@ -158,8 +173,10 @@ class RunFiles:
         """Raises if this run has come further than its checkpoints, which are not there, say."""
         traces = [f"{METRICS} has reports"] if any(map(read_row, self._lines())) else []
         traces += [f"{BEST}/ holds weights"] if (self.path / BEST).is_dir() else []
-        if self.checkpoints.is_dir():
-            traces += [f"{CHECKPOINTS}/ holds {name}" for name in os.listdir(self.checkpoints) if name[0] != "."][:1]
+        names = os.listdir(self.checkpoints) if self.checkpoints.is_dir() else []
+        places = {name: Place.of(name) for name in names if name[0] != "."}
+        later = [name for name, place in places.items() if place is None or place.step]  # the first save is of step 0
+        traces += [f"{CHECKPOINTS}/ holds {name}" for name in later[:1]]
         if traces:
             raise RunError(
                 f"{self.path} has no checkpoint to go on from, and yet {' and '.join(traces)}. Put {CHECKPOINTS}/ "
@@ -255,34 +272,23 @@ def compare_machine(before: Any, device: torch.device) -> None:
         )
 
 
-class _Lock:
+def _lock(path: Path) -> FileLock:
     """A file lock that prevents two processes from training in one run directory; it ends with its process."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.flags("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY"), 0o644)
-        try:
-            system.lock(self._fd)
-        except BlockingIOError:
-            holder = system.read_at(self._fd, 4096, 0).decode(errors="replace")
-            os.close(self._fd)
-            raise RunError(
-                f"{path.parent} is in use by {_CONTROL.sub('', holder) or 'another process'}. One trainer at a time: "
-                "wait for it, end it, or name another run."
-            ) from None
-        try:
-            os.ftruncate(self._fd, 0)
-            os.write(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        except OSError:
-            os.close(self._fd)
-            raise
-        forget = weakref.WeakMethod(self.release)  # a worker that outlives its trainer must not hold the run
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: (held := forget()) and held())
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+    os.close(disk.open_regular(path, os.O_RDWR | os.O_CREAT))
+    lock = FileLock(path, blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = _CONTROL.sub("", disk.read_file(path, 1 << 20)[:4096].decode(errors="replace"))
+        raise RunError(
+            f"{path.parent} is in use by {holder or 'another process'}. One trainer at a time: wait for it, end it, or "
+            "name another run."
+        ) from None
+    with suppress(OSError):
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    return lock
 
 
 def _versions() -> dict[str, str]:

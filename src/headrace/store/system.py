@@ -11,14 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 2.0  # for another program that has a file open, where that keeps the file from being renamed
-_LOCKED_BYTE = 1 << 30  # beyond all that is written: Windows refuses to read a byte that is locked
-_AT_FDCWD = -100
-_LINUX_NEW, _LINUX_EXCHANGE = 1, 2  # of renameat2
-_MACOS_EXCHANGE, _MACOS_NEW = 2, 4  # of renamex_np
 _seeking = threading.Lock()
 
 
@@ -45,21 +40,17 @@ def flags(*names: str) -> int:
     return found
 
 
-def lock(descriptor: int) -> None:
-    """Locks an open file until it is closed or its process ends; raises BlockingIOError if another has done so."""
-    if _fcntl is not None:
-        _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-        return
-    msvcrt: Any = import_module("msvcrt")
-    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+def unbuffered(descriptor: int, wanted: bool) -> bool:
+    """Has writes to an open file bypass the system's cache of files, or not; whether they do so now."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if not direct or _fcntl is None:
+        return False
     try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
-            raise BlockingIOError(*error.args) from None
-        raise
-    finally:
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        flags = _fcntl.fcntl(descriptor, _fcntl.F_GETFL)
+        _fcntl.fcntl(descriptor, _fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
+    except OSError:
+        return False
+    return wanted
 
 
 def sync(descriptor: int) -> None:
@@ -76,23 +67,6 @@ def sync(descriptor: int) -> None:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
                 raise
     os.fsync(descriptor)
-
-
-def rename(source: Path, target: Path, *, exchange: bool = False) -> bool:
-    """Renames, and never in place of anything; or the two change names. False where that is not one operation."""
-    one, other = os.fsencode(source), os.fsencode(target)
-    if (linux := c_function("renameat2")) is not None:
-        failed = linux(_AT_FDCWD, one, _AT_FDCWD, other, _LINUX_EXCHANGE if exchange else _LINUX_NEW)
-    elif (macos := c_function("renamex_np")) is not None:
-        failed = macos(one, other, _MACOS_EXCHANGE if exchange else _MACOS_NEW)
-    else:
-        return False
-    if not failed:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # of the file system
-        return False
-    raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
 def open_files_stay() -> bool:

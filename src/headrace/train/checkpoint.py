@@ -70,7 +70,7 @@ PARTS: dict[str, Shape] = {
     "best": maybe(_BEST),
     "marks": each(_BEST),
     "noted": each(NUMBER),
-    "history": [_ROW],
+    "history": {"bytes": COUNT, "sha256": TEXT, "last": [_ROW]},
     "source": {"cursor": ANY, "initial": ANY},
     "frozen": {"owners": each([TEXT]), "untrained": [TEXT], "first": [TEXT], "resting": [TEXT]},
     "strategy": maybe({"kind": TEXT, "agrees": FLAG, "state": DICT}),

@@ -3,8 +3,8 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
@@ -17,7 +17,6 @@ from ..step import config
 from ..step.weights import check_model, load_model
 from ..store import codec
 from ..store.checkpoints import Keep, Store
-from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure, run_path
 from ..store.parents import open_fork, step_of
@@ -71,7 +70,7 @@ class Checkpointer:
         self._run: RunFiles
         self._store: Store
         self._reason = ""  # for a new run
-        self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
+        self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
@@ -140,12 +139,8 @@ class Checkpointer:
                 f"resume='never', and {self.path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
                 "Name another run, or resume this one."
             )
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with self._logging_warnings():
             contents = self._store.newest()
-        for warning in caught:
-            self._run.log(str(warning.message))
-            warnings.warn(warning.message, stacklevel=3)
         self._config = {**settings, "limits": limits}
         if contents is None:
             if self._resume == "must":
@@ -159,6 +154,8 @@ class Checkpointer:
         self._good = [] if checkpoint.is_stuck else [contents.step]
         overridden = self._check_settings(checkpoint.common, settings, limits)
         self._rows_until = contents.step - ("row" not in checkpoint.common["done"])
+        with self._logging_warnings():
+            checkpoint.common["history"] = self._history(checkpoint.common, contents.step)
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = self._marked_by(step, contents)
         with readable():
@@ -166,6 +163,22 @@ class Checkpointer:
         workers += each
         about = {"newest": newest, "override": self._override, "overridden": overridden}
         return {"common": common, "count": len(checkpoint.workers), **about}
+
+    @contextmanager
+    def _logging_warnings(self) -> Iterator[None]:
+        """Warnings are also written into the run's log."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for warning in caught:
+            self._run.log(str(warning.message))
+            warnings.warn(warning.message, stacklevel=4)
+
+    def _history(self, common: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+        """The rows of a checkpoint's history: the run has those that were reported, the checkpoint the last one."""
+        saved = common["history"]
+        self._run.check_reported(saved, step)
+        return _joined(self._run.rows_until(self._rows_until, common["counters"]["samples"]), saved["last"])
 
     def _before(self, stuck: Contents, checkpoint: Checkpoint) -> tuple[Contents, Checkpoint]:
         """The last checkpoint before this one that can be gone on from; this one, if there is none."""
@@ -185,17 +198,16 @@ class Checkpointer:
         return stuck, checkpoint
 
     def begin(self, info: Info, nbytes: int) -> None:
-        """The training is about to begin, or to go on; the history gets what was reported after its checkpoint."""
-        info.history.rows[-1:] = self._begin(info, nbytes) or info.history.rows[-1:]
+        """The training is about to begin, or to go on."""
+        self._begin(info, nbytes)
 
     @by_worker_0
-    def _begin(self, info: Info, nbytes: int) -> list[dict[str, Any]]:
+    def _begin(self, info: Info, nbytes: int) -> None:
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
-        _add_later(info.history.rows, self._run.rows_until(min(self._rows_until, info.step), info.samples))
+        self._run.rows_until(min(self._rows_until, info.step), info.samples)
         self._overtakes = info.resumed if info.step < info.resumed else -1
-        return info.history.rows[-1:]
 
     @by_worker_0
     def started(self, info: Info, data: str) -> None:
@@ -236,9 +248,8 @@ class Checkpointer:
         self._saved_at = time.perf_counter()
         parts = dict(checkpoint.common)
         large = {part: parts.pop(part) for part in LARGE}  # encoded in the thread
-        history = self._texts(parts.pop("history"))
+        parts["history"] = {**self._run.reported, "last": parts["history"][-1:]}
         contents = encode(info.step, parts, checkpoint.workers)
-        contents.documents[TRAINER]["history"] = history
         tensors: dict[Any, Tensor] = {(file, n): t for file, of in contents.tensors.items() for n, t in of.items()}
         tensors |= dict(tensors_in(large))
         copies, keys = self._copier(tensors), {id(tensor): key for key, tensor in tensors.items()}
@@ -319,8 +330,7 @@ class Checkpointer:
 
     def _tell_best(self, best: Best) -> None:
         """The best weights go where a person looks for them, if they are there still."""
-        weights = self._store.at(best.step) / MODEL
-        if weights.is_file():
+        if best.step in self._store.steps() and (weights := self._store.at(best.step) / MODEL).is_file():
             self._run.best(weights, {"step": best.step, best.key: best.value})
 
     def _marked_by(self, step: int, read: Contents) -> list[int]:
@@ -356,8 +366,19 @@ def _named(run: str | Path | Runs) -> Path | Runs:
     return Runs(path) if Runs.are_at(run) else path
 
 
-def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:
-    """What was reported at the last step after its checkpoint, as the scores of a test are."""
-    for row in rows:
-        if history and row["step"] == history[-1]["step"]:
-            history[-1].update({key: value for key, value in row.items() if key not in history[-1]})
+def _joined(reported: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history: one row for each step, of the rows that were reported and the last one, which may not have been.
+
+    What was reported of a step later, as the scores of a test, joins what was there.
+    """
+    rows: list[dict[str, Any]] = []
+    for row in reported:
+        if rows and rows[-1]["step"] == row["step"]:
+            rows[-1] |= {key: value for key, value in row.items() if key not in rows[-1]}
+        else:
+            rows.append(row)
+    for row in last:
+        before = rows.pop() if rows and rows[-1]["step"] == row["step"] else {}
+        if not rows or rows[-1]["step"] < row["step"]:
+            rows.append(row | {key: value for key, value in before.items() if key not in row})
+    return rows

@@ -8,7 +8,8 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..store.rows import COUNTERS, FAMILIES, Row, by_step, keys_of, number
+from ..store.document import COUNTERS, Row
+from .rows import FAMILIES, by_step, keys_of, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..store import disk
-from ..store.rows import COUNTERS, Row
+from ..store.document import COUNTERS, Row
 from .callback import Callback
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
-from ..store.rows import COUNTERS, Row, best_of, best_row, column, keys_of
+from ..store.document import COUNTERS, Row
 from . import charts
 from .monitor import mode_of
+from .rows import best_of, best_row, column, keys_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

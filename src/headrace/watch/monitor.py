@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ..errors import ConfigError
-from ..store.rows import Row
+from ..store.document import Row
 
 _SMALL = re.compile(r"loss(/.*)?|(error|mae|mse|perplexity)(:.*)?")
 _LARGE = re.compile(r"(accuracy|precision|recall|f1|auroc|iou|r2|top-\d+)(:.*)?")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store import disk
-from ..store.rows import Row
+from ..store.document import Row
 from .callback import Callback
 from .files import OutputPath, numbers
 

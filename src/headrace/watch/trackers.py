@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..store.rows import Row, was_interrupted
+from ..store.document import Row
 from .callback import Callback
 from .files import numbers
+from .rows import was_interrupted
 
 if TYPE_CHECKING:
     from .info import Info

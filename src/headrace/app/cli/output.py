@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from ...store.rows import encoded
+from ...store.document import encoded
 
 
 def print_result(as_json: bool, document: Any, text: str) -> None:

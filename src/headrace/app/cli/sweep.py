@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from ...engines.launch import launch
 from ...errors import ConfigError, HeadraceError, RunError
-from ...store.rows import best_row, encoded, keys_of, number
+from ...store.document import encoded
 from ...watch.monitor import side_of
 from ...watch.report.read import read
+from ...watch.rows import best_row, keys_of, number
 from ...workers.here import here
 from ..find import read_recipe
 from ..keeping import SOURCE

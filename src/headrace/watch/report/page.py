@@ -9,10 +9,11 @@ from typing import Any
 
 from ... import __version__
 from ...store.disk import size
-from ...store.rows import Row, number, written
+from ...store.document import Row
 from ..charts import axis_of, panels
 from ..history import cells, place_of, shown
 from ..progress import span
+from ..rows import number, written
 from ..trackers import flattened
 from .read import RunContents
 from .scores import PerClass, Scores, scores

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...errors import RunError
 from ...store import disk, system
-from ...store.document import LARGE_BYTES, SMALL_BYTES, read_document
-from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
+from ...store.document import COUNTERS, LARGE_BYTES, SMALL_BYTES, Row, read_document, read_row
+from ...store.place import Place
+from ..rows import best_of, by_step, number, was_interrupted
 from ..tensorboard import NEWEST, PICTURES
 
 BEGINS = ("started", "going on from step")
@@ -191,13 +192,13 @@ def _log(path: Path) -> list[tuple[str, str]]:
 
 def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """The checkpoints by step, the newest first; one that cannot be read is there, and not whole."""
-    steps = [child for child in folder.iterdir() if child.name.startswith("step-") and child.name[5:].isdigit()]
-    found = [saved for child in steps if (saved := _saved(child)) is not None]
+    places = [(place, child) for child in folder.iterdir() if (place := Place.of(child.name)) is not None]
+    found = [saved for place, child in places if (saved := _saved(child, place.step)) is not None]
     return sorted(found, key=lambda saved: -saved.step)
 
 
-def _saved(path: Path) -> SavedCheckpoint | None:
-    step, manifest = int(path.name[5:]), path / "manifest.json"
+def _saved(path: Path, step: int) -> SavedCheckpoint | None:
+    manifest = path / "manifest.json"
     try:
         at = path.stat().st_mtime
     except OSError:  # it has just been let go

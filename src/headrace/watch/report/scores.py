@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...store.rows import Row
+from ...store.document import Row
 
 if TYPE_CHECKING:
     import numpy as np

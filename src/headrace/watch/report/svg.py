@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ...store.rows import FAMILIES, written
 from ..charts import Curve, Panel, colours_of, label_of, wants_log
+from ..rows import FAMILIES, written
 
 if TYPE_CHECKING:
     pass

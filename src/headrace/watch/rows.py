@@ -1,18 +1,13 @@
-"""The rows of a history: their numbers by key, how they are written, and which row is the best."""
+"""The rows of a history: their numbers by key, which row is the best, and how numbers are shown."""
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-from .document import parse_document
+from ..store.document import Row
 
-Row = Mapping[str, Any]
-COUNTERS = ("epoch", "step", "samples", "minutes")
-"""How far a training had come; the rest of a row has been measured."""
 FAMILIES = ("train", "val", "test")
-_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def was_interrupted(why: str) -> bool:
@@ -66,55 +61,6 @@ def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any
     named = [key for key in keys_of(rows) if key.startswith("val/") and key.endswith("/loss") and key.count("/") == 2]
     by_loss = (best_row(rows, key, "min") for key in ("val/loss", *named, "train/loss"))  # of several sets the first
     return next((row for row in by_loss if row is not None), None)
-
-
-def read_row(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl; `None` if it is not a whole one."""
-    try:
-        row = parse_document(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        return None
-    return _decoded(row) if all(isinstance(row.get(counter, 0), int | float) for counter in COUNTERS[:3]) else None
-
-
-def encoded(value: Any) -> Any:
-    """Plain values for JSON, which knows no NaN and no infinity: they become text."""
-    if isinstance(value, Mapping):
-        return {str(key): encoded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [encoded(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return encoded(value.tolist()) if hasattr(value, "tolist") else str(value)
-
-
-def encoded_line(row: Row) -> bytes:
-    """A row as a line of JSON."""
-    try:
-        text = _COMPACT.encode(row)
-    except (TypeError, ValueError):  # NaN, or a value that JSON does not know
-        text = _COMPACT.encode(encoded(row))
-    return text.encode() + b"\n"
-
-
-def readable(document: Mapping[str, Any]) -> bytes:
-    """A document as JSON for a person to read; names of files need not be Unicode."""
-    return json.dumps(encoded(document), indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
-
-
-def _decoded(value: Any) -> Any:
-    """What was `encoded`."""
-    if isinstance(value, dict):
-        return {key: _decoded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_decoded(item) for item in value]
-    if isinstance(value, int) and abs(value) >= 1 << 63:  # none of ours: no counter comes that far
-        return math.inf
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def written(value: Any) -> str:
