@@ -49,6 +49,8 @@ def setting(name: str, value: Any) -> None:
         Sizes(value)
     elif name in ("microbatch", "clip_norm", "clip_value") and not (name == "microbatch" and value == "auto"):
         positive(name, value, whole=name == "microbatch")
+    elif name == "threads" and value is not None:
+        positive(name, value, whole=True)
     elif name == "tape" and value not in (True, False, "auto"):
         raise ConfigError(f"tape= is True, False or 'auto', got {value!r}.")
     elif name == "nonfinite" and value not in ("stop", "skip"):

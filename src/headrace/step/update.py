@@ -47,7 +47,8 @@ class Update:
         """The norm of the gradients of the last update before they were clipped, if it was measured."""
         self._steps, self._precision = steps, steps.precision
         self._made: Made | None = None
-        self._batch: Batch | None = None
+        self.batch: Batch | None = None
+        """The batch of the update at hand, or of the last one."""
 
     def make(self, batch: Batch) -> Outcome:
         """Makes the update of a batch."""
@@ -67,7 +68,7 @@ class Update:
 
     def prepare(self, batch: Batch) -> Made:
         """How batches like this one are updated with."""
-        self._batch = batch
+        self.batch = batch
         return Made(self, batch, self._parts or self.passes.of(batch))
 
     # --- the optimizer ------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class Update:
 
     def describe(self) -> str:
         """Where this update stands, for a message."""
-        batch = self._batch
+        batch = self.batch
         assert batch is not None
         cursor = batch.cursor or {}
         place = f", up to row {cursor['position']} of epoch {cursor['epoch']}" if cursor.get("position") else ""
@@ -163,7 +164,7 @@ class Update:
 
     def begin(self, batch: Batch) -> None:
         """An update of this batch begins."""
-        self._batch, self.is_stepping, self.passes.is_sharing = batch, False, False
+        self.batch, self.is_stepping, self.passes.is_sharing = batch, False, False
         if self.buffers.exist:
             self.buffers.save()
 

@@ -139,6 +139,11 @@ class Updates(StepState):
         return Replica(self.model, lambda: [update.arena for update in self._each])
 
     @property
+    def last_batch(self) -> Batch | None:
+        """The batch of the last update, while the model is at home."""
+        return self._each[0].batch if self._each else None
+
+    @property
     def tape_note(self) -> str:
         """Whether updates are replayed from a tape, or why not; nothing as long as that is not decided."""
         return next((update.tapes.note for update in self._each if update.tapes.note), self._tape_note)

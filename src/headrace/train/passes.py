@@ -136,4 +136,5 @@ def _with_callbacks(
     """The batches of a pass, after each of which callbacks are called."""
     if not callbacks:
         return batches
-    return PassCallbacks(trainer, all_callbacks(callbacks, False, False, trainer.workers.comm.leader))(feed, batches)
+    called = all_callbacks(callbacks, False, False, leader=trainer.workers.comm.leader)
+    return PassCallbacks(trainer, called)(feed, batches)

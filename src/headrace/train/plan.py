@@ -121,8 +121,10 @@ def _sources(data: Any, device: torch.device, name: str, train: Source) -> dict[
     return {each: source_on(held, device, each, like=train) for each, held in sets.items()}
 
 
-def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool = True) -> Callbacks:
-    """The user's callbacks, what keeps `logs` of a run, and the display; on others than the `leader` some are left out.
+def all_callbacks(
+    callbacks: Any, progress: str | bool, logs: bool, hint: Callback | None = None, leader: bool = True
+) -> Callbacks:
+    """The user's callbacks, what keeps `logs` of a run, the display and a hint beside it; some only on the `leader`.
 
     A log of a kind that the user has brought takes the place of the usual one.
     """
@@ -137,7 +139,8 @@ def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool
         return Callbacks(wanted, leader)
     if not isinstance(progress, str | bool) or progress not in styles:
         raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.", argument="progress")
-    return Callbacks([*wanted, Progress(styles[progress])], leader)
+    shown = [Progress(styles[progress])] if hint is None else [Progress(styles[progress]), hint]
+    return Callbacks([*wanted, *shown], leader)
 
 
 def _named(value: Any) -> str:

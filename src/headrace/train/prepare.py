@@ -23,6 +23,7 @@ from .loop import Loop
 from .plan import Plan, all_callbacks
 from .runs import Run
 from .schedule import interval_of
+from .threads import ThreadHint
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def make_loop(
     source = workers.source(source, trainer.batch_sizes.first, bounds)
     if not workers.leads:
         val, test, callbacks, progress = None, None, (), False
-    called = all_callbacks(callbacks, progress, run.logs and checkpointer.keeps, workers.comm.leader)
+    called = all_callbacks(
+        callbacks, progress, run.logs and checkpointer.keeps, ThreadHint(trainer), workers.comm.leader
+    )
     others = [every for every in (checkpointer.every, interval_of(trainer.schedule)) if every is not None]
     plan = Plan.of(source, val, test, trainer.device, validate_every, log_every, called, others)
     check.has_an_end(source, bounds, sized=trainer.batch_size is not None)

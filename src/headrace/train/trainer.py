@@ -75,7 +75,8 @@ class Trainer:
     update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several workers make one model
     (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by itself. `arena=False`
     leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes of a small model, with the same
-    bits, where that is proven and quicker; `True` insists, `False` never does.
+    bits, where that is proven and quicker; `True` insists, `False` never does. `threads`: how many threads torch
+    uses in this process from now on; the bits of a training depend on it.
     """
 
     batch_size, schedule, metrics = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
@@ -116,11 +117,14 @@ class Trainer:
         eval_loss: Any = None,
         arena: bool = True,
         tape: bool | Literal["auto"] = "auto",
+        threads: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.made_with = arguments
         for name, value in arguments.items():
             check_setting(name, value)
+        if threads is not None:
+            torch.set_num_threads(int(threads))
         self._wanted, self.device = strategy, check.device_for(device, model)
         self.workers = make_workers(strategy, self.device)
         self.model = model.to(self.device)
