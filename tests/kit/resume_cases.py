@@ -70,6 +70,13 @@ def several() -> Case:
     return Case(trainer(model, optimizers, losses, metrics=()))
 
 
+def joint() -> Case:
+    model = network()
+    params = list(model.parameters())
+    muon = optim.Muon([p for p in params if p.ndim == 2], lr=0.02)
+    return Case(trainer(model, [muon, optim.AdamW([p for p in params if p.ndim != 2], lr=0.02)]))
+
+
 def half() -> Case:
     """The scale of the loss begins far too high and is still coming down when the run is stopped."""
     return Case(trainer(network(), loss=100 * hr.CrossEntropy(), precision="fp16", schedule=None))
@@ -156,6 +163,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "reader of one epoch": lambda: Case(trainer(network()), hr.Reader(hr.ArrayTable(DATA), max_epochs=1)),
     "table read by a thread": lambda: Case(trainer(network(), order="blocks", seed=5, macrobatch=8), Elsewhere()),
     "several optimizers": several,
+    "several optimizers on one loss": joint,
     "fp16": half,
     "bf16": lambda: Case(trainer(network(), precision="bf16")),
     "momentum": optimizer(lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)),

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from .momentum import MomentumSGD
-from .optimizer import OptimizerHooks, by_name
+from .joint import owners_of
+from .optimizer import SHAPED, OptimizerHooks, by_name, is_elementwise
 from .vectors import (
     Slot,
     Vector,
@@ -23,21 +23,12 @@ from .vectors import (
     owners,
     refuse_sharded,
     split,
-    state_of,
+    states_of,
     take_back,
     unpack_state,
 )
 
 Reduce = Callable[["Arena", Sequence[bool]], Sequence[bool]]
-
-ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
-    getattr(torch.optim, name)
-    for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
-) | {MomentumSGD}
-"""Optimizers whose update of an element depends on that element's own history alone.
-
-The class of an optimizer of one's own says so by `elementwise = True`.
-"""
 
 FEW = 8
 """So many gradients are added up one by one: they are large, and a sum takes less time than a norm."""
@@ -46,8 +37,8 @@ FEW = 8
 class Arena:
     """One optimizer's parameters, homed in flat vectors until `release`.
 
-    Parameters that cannot be homed (sparse gradients, overlapping memory, an optimizer that needs shapes)
-    stay as they are, and the optimizer steps them one by one; so do those of more than `largest` elements.
+    Parameters that cannot be homed (sparse gradients, overlapping memory, an optimizer that is not known) stay as they
+    are, and the optimizer steps them one by one; so do those of more than `largest` elements.
     """
 
     def __init__(
@@ -64,7 +55,7 @@ class Arena:
         places = owners(model)
         self.names = names_of(optimizer, places)
         refuse_sharded(self.names)
-        elementwise = type(optimizer) in ELEMENTWISE or getattr(type(optimizer), "elementwise", False)
+        steppers = owners_of(optimizer)
         shared = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []
@@ -72,13 +63,16 @@ class Arena:
         """Whether a backward pass adds up gradients in the vectors: it has shown what kind they are."""
         for number, group in enumerate(self._original):
             homes: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+            kind = type(steppers[number])
+            shaped, knows = kind in SHAPED, kind in SHAPED or is_elementwise(kind)
             for param in group:
                 small = largest is None or param.numel() <= largest
-                if packed and small and elementwise and is_packable(param) and param not in shared:
+                if packed and small and knows and is_packable(param) and param not in shared:
                     homes.setdefault((param.dtype, param.device), []).append(param)
                 else:
                     self.loose.append(param)
-            self.vectors += [make_vector(number, params, self.names, places, optimizer) for params in homes.values()]
+            for params in homes.values():
+                self.vectors.append(make_vector(number, params, self.names, places, steppers[number], shaped))
         self._layout = [list(vector.slots) for vector in self.vectors]
         homed = [slot.param for slots in self._layout for slot in slots]
         self._rank = {param: k for k, param in enumerate([*self.loose, *homed])}
@@ -86,7 +80,7 @@ class Arena:
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._filled = False
         self._hand_over()
-        self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
+        self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release)
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
@@ -230,7 +224,7 @@ class Arena:
         self._pieces = None
         for vector in self.vectors:
             for segment in vector.segments:
-                unpack_state(segment, self.optimizer)
+                unpack_state(segment)
             for slot in vector.slots:
                 if slot.param.data_ptr() == slot.address:
                     slot.param.data = slot.value.clone()
@@ -261,7 +255,7 @@ class Arena:
         self._missing = missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit}
         segments = len(self._segments)
         for vector in self.vectors:
-            split(vector, self.optimizer, missing)
+            split(vector, missing)
         if segments != sum(len(vector.segments) for vector in self.vectors):
             self._hand_over()
         for slot in self._slots:
@@ -281,18 +275,18 @@ class Arena:
     def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
         """What the optimizer remembers of each parameter."""
         for segment in self._segments:
-            for slot in segment.slots if segment.handle in self.optimizer.state else []:
-                yield slot.param, state_of(segment, slot, self.optimizer)
+            yield from states_of(segment)
+        states = self.optimizer.state
         for param in self.loose:
-            if param in self.optimizer.state:
-                yield param, self.optimizer.state[param]
+            if param in states:
+                yield param, states[param]
 
     def _loosen(self, slot: Slot) -> None:
         """A parameter with sparse gradients: the optimizer steps it by itself."""
         vector = next(vector for vector in self.vectors if slot in vector.slots)
-        split(vector, self.optimizer, {slot})
+        split(vector, {slot})
         segment = next(segment for segment in vector.segments if segment.slots == [slot])
-        unpack_state(segment, self.optimizer)
+        unpack_state(segment)
         vector.segments.remove(segment)
         vector.slots.remove(slot)
         gradient = slot.param.grad

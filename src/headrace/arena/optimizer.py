@@ -16,6 +16,21 @@ from torch.optim import optimizer as torch_optimizer
 from ..errors import CheckpointError, CorruptError
 from ..store.shape import check, like, maybe
 from . import flat
+from .joint import Joint, kind_of, owners_of, parts_of
+from .momentum import MomentumSGD
+
+ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
+    getattr(torch.optim, name)
+    for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
+) | {MomentumSGD}
+"""Optimizers whose update of an element depends on that element's own history alone.
+
+The class of an optimizer of one's own says so by `elementwise = True`.
+"""
+SHAPED: frozenset[type[Optimizer]] = frozenset(
+    getattr(torch.optim, name) for name in ["Muon", "Adafactor"] if hasattr(torch.optim, name)
+)
+"""Optimizers that need the shapes of parameters: these are views of a vector, and are stepped one by one."""
 
 _BY_VALUE = (float, int, bool, str, type(None))
 Named = Mapping[nn.Parameter, str]
@@ -34,27 +49,18 @@ class OptimizerHooks:
         begin: Callable[[], Any],
         collect: Callable[[], Any],
         release: Callable[[], None],
-        bare: bool,
     ) -> None:
         self._optimizer, self._begin, self._collect = optimizer, begin, collect
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
+        self._prepare = _preparing(optimizer)
+        members = optimizer.members if isinstance(optimizer, Joint) else []
+        self._members = [(member, vars(member).get("step"), _preparing(member)) for member in members]
         self._patched = self._make_step()
         self._ours = False
-        self._method = type(optimizer).step
-        scheduled = hasattr(self._outer, "_wrapped_by_lr_sched") and vars(self._outer)["__wrapped__"] is self._method
-        self._known = (self._outer is None or scheduled) and _is_of_torch(self._method)
-        bare = bare and self._known and not optimizer.defaults.get("differentiable")
-        self._plain = inspect.unwrap(self._method) if bare else None
-        self._listeners = (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            torch_optimizer._global_optimizer_pre_hooks,
-            torch_optimizer._global_optimizer_post_hooks,
-        )
-        self._handles = [
-            optimizer.register_state_dict_pre_hook(lambda _: release()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: release()),
-        ]
+        self._handles = []
+        for part in parts_of(optimizer):
+            self._handles.append(part.register_state_dict_pre_hook(lambda _: release()))
+            self._handles.append(part.register_load_state_dict_pre_hook(lambda *_: release()))
         optimizer.step = self._patched  # type: ignore[method-assign]
         optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
 
@@ -67,22 +73,19 @@ class OptimizerHooks:
 
         `None` if an update calls code of the user's: a hook, a replaced method, or an optimizer that is not torch's.
         """
-        replaced = vars(self._optimizer)["step"] is not self._patched or type(self._optimizer).step is not self._method
-        if replaced or not self._known or any(self._listeners) or profiler_enabled():
+        if vars(self._optimizer)["step"] is not self._patched or profiler_enabled():
             return None
-        if self._plain is None:
-            return self._by_torch
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
-        return flat.prepare(self._optimizer) or self._plainly
+        own = self._prepare(self._by_torch)
+        if own is None or not self._members:
+            return own
+        if any(vars(member).get("step") is not outer for member, outer, _ in self._members):
+            return None
+        steps = [prepare(member.step) for member, _, prepare in self._members]
+        return None if None in steps else lambda: [step() for step in steps if step is not None]
 
     def _by_torch(self) -> None:
         with self.ours():
             self._optimizer.step()
-
-    def _plainly(self) -> None:
-        assert self._plain is not None
-        with torch.no_grad():
-            self._plain(self._optimizer)
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -123,6 +126,43 @@ class OptimizerHooks:
         self._begin()
 
 
+def _preparing(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Callable[[], Any] | None]:
+    """Finds how the `step` of an optimizer, as it is now, is made without torch's wrappers, where that is known.
+
+    What it returns takes the step as torch makes it, and returns `None` if that calls code of the user's.
+    """
+    outer, method = vars(optimizer).get("step"), type(optimizer).step
+    scheduled = hasattr(outer, "_wrapped_by_lr_sched") and vars(outer)["__wrapped__"] is method
+    known = (outer is None or scheduled) and _is_of_torch(method)
+    bare = known and is_elementwise(type(optimizer)) and not optimizer.defaults.get("differentiable")
+    plain = inspect.unwrap(method)
+    listeners = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+
+    def plainly() -> None:
+        with torch.no_grad():
+            plain(optimizer)
+
+    def prepared(by_torch: Callable[[], Any]) -> Callable[[], Any] | None:
+        if not known or any(listeners) or type(optimizer).step is not method:
+            return None
+        if not bare:
+            return by_torch
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
+        return flat.prepare(optimizer) or plainly
+
+    return prepared
+
+
+def is_elementwise(kind: type[Optimizer]) -> bool:
+    """Whether optimizers of this class update each element by its own history alone."""
+    return kind in ELEMENTWISE or getattr(kind, "elementwise", False)
+
+
 def _is_of_torch(step: Any) -> bool:
     """Whether the `step` of an optimizer's class is torch's or ours, and so is all that it wraps."""
     home = getattr(step, "__globals__", {}).get("__name__", "")  # only functions of Python have some
@@ -149,7 +189,7 @@ def by_name(
         found[names[param]] = {key: _apart(value) for key, value in state.items()}
         elsewhere |= {k for k, v in state.items() if isinstance(v, Tensor) and v.device != param.device}
     return {
-        "kind": type(optimizer).__name__,
+        "kind": kind_of(optimizer),
         "groups": settings,
         "names": [[names[param] for param in group] for group in groups],
         "state": found,
@@ -161,8 +201,8 @@ def check_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], ke
     """Raises unless a saved state is one of an optimizer like this, over the same parameters."""
     own = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
     what = f"the optimizer{f' {key!r}' if key else ''}"
-    if saved["kind"] != type(optimizer).__name__:
-        raise CheckpointError(f"{what} was {saved['kind']} and is {type(optimizer).__name__}.")
+    if saved["kind"] != kind_of(optimizer):
+        raise CheckpointError(f"{what} was {saved['kind']} and is {kind_of(optimizer)}.")
     if saved["names"] != own:
         before = {name for group in saved["names"] for name in group}
         now = {name for group in own for name in group}
@@ -177,18 +217,22 @@ def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, 
 
     `settings`: its hyperparameters too; without, they stay as they are.
     """
-    optimizer.state.clear()
-    for group, hyperparameters in zip(optimizer.param_groups, saved["groups"], strict=True):
+    for part in parts_of(optimizer):
+        part.state.clear()
+    groups = zip(owners_of(optimizer), optimizer.param_groups, saved["groups"], strict=True)
+    for owner, group, hyperparameters in groups:
         if settings:
             group.update(hyperparameters)
         for param in group["params"]:
             for key, value in saved["state"].get(names[param], {}).items():
-                optimizer.state[param][key] = _own(value, param, key in saved["elsewhere"])
+                owner.state[param][key] = _own(value, param, key in saved["elsewhere"])
 
 
 def is_plain(optimizer: Optimizer) -> bool:
     """Whether an optimizer is known to remember nothing: SGD without momentum."""
-    return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+    return all(isinstance(part, SGD) for part in parts_of(optimizer)) and not any(
+        group["momentum"] for group in optimizer.param_groups
+    )
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:
@@ -208,16 +252,24 @@ def _check_by_trial(optimizer: Optimizer, names: Named, saved: Mapping[str, Any]
 
     Torch's own optimizers only: what others do when they are made is not known.
     """
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return
-    groups = list(zip(optimizer.param_groups, saved["groups"], strict=True))
+    groups = list(zip(owners_of(optimizer), optimizer.param_groups, saved["groups"], strict=True))
+    for part in parts_of(optimizer):
+        own = [(now, before) for owner, now, before in groups if owner is part]
+        if type(part).__module__.startswith("torch.optim."):
+            _check_part(part, own, names, saved["state"], what)
+
+
+def _check_part(
+    optimizer: Optimizer, groups: Sequence[tuple[Any, Any]], names: Named, saved: Mapping[str, Any], what: str
+) -> None:
+    """`_check_by_trial` for one optimizer, of whose groups each comes as it is now and as it was saved."""
     for number, (now, before) in enumerate(groups):
         check(before, {key: maybe(like(value)) for key, value in now.items()}, f"{what}, group {number}")
     states = _states_of_trial(optimizer, [{**now, **before} for now, before in groups])
     if states is None and _states_of_trial(optimizer, optimizer.param_groups) is not None:
         raise CorruptError(f"{what} cannot go on: its saved hyperparameters make no update.")
     for param, state in (states or {}).items():
-        stored = saved["state"].get(names[param])
+        stored = saved.get(names[param]) or {}
         for key, value in state.items() if stored else ():
             if key not in stored or not _is_like(stored[key], value, param):
                 raise CorruptError(f"{what} cannot go on: its saved state of {names[param]!r} has no {key!r} of use.")

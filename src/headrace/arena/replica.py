@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .arena import Arena
+from .joint import parts_of
 from .vectors import plain_name, view
 
 
@@ -70,7 +71,8 @@ class Replica:
     def reset_optimizer(self) -> None:
         """What the optimizers remember of earlier updates is forgotten."""
         for arena in self._arenas():
-            arena.optimizer.state.clear()
+            for part in parts_of(arena.optimizer):
+                part.state.clear()
 
     def _statistics_names(self) -> list[str]:
         return [plain_name(name) for name, buffer in self._model.named_buffers() if _is_measured(buffer)]

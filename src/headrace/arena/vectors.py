@@ -48,6 +48,7 @@ class Segment:
     slots: list[Slot]
     handle: nn.Parameter
     gradient: Tensor
+    optimizer: Optimizer
 
 
 @dataclass(eq=False, slots=True)
@@ -100,9 +101,17 @@ def refuse_sharded(names: dict[nn.Parameter, str]) -> None:
 
 
 def make_vector(
-    group: int, params: Sequence[nn.Parameter], names: dict[nn.Parameter, str], places: Places, optimizer: Optimizer
+    group: int,
+    params: Sequence[nn.Parameter],
+    names: dict[nn.Parameter, str],
+    places: Places,
+    optimizer: Optimizer,
+    shaped: bool = False,
 ) -> Vector:
-    """Moves parameters into a new vector, and the optimizer's state of them with them."""
+    """Moves parameters into a new vector, and the optimizer's state of them with them.
+
+    `shaped`: the optimizer needs their shapes, so that each is a segment of its own, whose handle it is itself.
+    """
     *starts, end = aligned(params)
     values = torch.zeros(end, dtype=params[0].dtype, device=params[0].device)
     room = values.new_zeros(end + SPARE)
@@ -116,6 +125,9 @@ def make_vector(
         places_of = places[param][1] if param in places else []
         stop, address, version = start + param.numel(), value.data_ptr(), gradient._version
         vector.slots.append(Slot(names[param], param, places_of, start, stop, value, gradient, address, version))
+    if shaped:
+        vector.segments = [Segment([slot], slot.param, slot.gradient, optimizer) for slot in vector.slots]
+        return vector
     alike = groupby(vector.slots, key=lambda slot: _kind(slot, optimizer))
     vector.segments = [_make_segment(vector, list(slots), optimizer) for _, slots in alike]
     return vector
@@ -170,6 +182,9 @@ def bring_home(slot: Slot, vector: Vector) -> None:
     _adopt(slot, slot.param.data, "is now")
     slot.param.data = slot.value
     slot.gradient = view(vector.gradients, slot.param, slot.start).data
+    for segment in vector.segments:
+        if segment.handle is slot.param:
+            segment.gradient = slot.gradient
 
 
 def take_back(owned: dict[str, Any], key: str, slot: Slot) -> None:
@@ -211,7 +226,7 @@ def _make_segment(vector: Vector, slots: list[Slot], optimizer: Optimizer) -> Se
             packed[key] = _copy(value)
     if packed:
         optimizer.state[handle] = packed
-    return Segment(slots, handle, vector.gradients[first.start : stop])
+    return Segment(slots, handle, vector.gradients[first.start : stop], optimizer)
 
 
 def _kind(slot: Slot, optimizer: Optimizer) -> tuple[Any, ...]:
@@ -232,18 +247,22 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def state_of(segment: Segment, slot: Slot, optimizer: Optimizer) -> dict[str, Any]:
-    """What a segment's state is for one of its parameters, as views."""
-    return {key: _part(value, segment, slot) for key, value in optimizer.state[segment.handle].items()}
+def states_of(segment: Segment) -> list[tuple[nn.Parameter, dict[str, Any]]]:
+    """The parameters of a segment, each with its state as views; none where the optimizer has no state yet."""
+    state = segment.optimizer.state.get(segment.handle)
+    if state is None:
+        return []
+    return [(slot.param, {k: _part(value, segment, slot) for k, value in state.items()}) for slot in segment.slots]
 
 
-def unpack_state(segment: Segment, optimizer: Optimizer) -> None:
+def unpack_state(segment: Segment) -> None:
     """Gives every parameter of a segment its own optimizer state again, one kind of it after the other."""
-    state = optimizer.state.pop(segment.handle, None) or {}
+    states = segment.optimizer.state
+    state = states.pop(segment.handle, None) or {}
     for key in list(state):
         value = state.pop(key)
         for slot in segment.slots:
-            optimizer.state[slot.param][key] = _copy(_part(value, segment, slot))
+            states[slot.param][key] = _copy(_part(value, segment, slot))
 
 
 def _part(value: Any, segment: Segment, slot: Slot) -> Any:
@@ -253,12 +272,14 @@ def _part(value: Any, segment: Segment, slot: Slot) -> Any:
     return view(value, slot.value, slot.start - segment.slots[0].start)
 
 
-def split(vector: Vector, optimizer: Optimizer, apart: Set[Slot]) -> None:
+def split(vector: Vector, apart: Set[Slot]) -> None:
     """Cuts segments where some of their parameters go separate ways; the state is split exactly."""
     segments: list[Segment] = []
     for segment in vector.segments:
         pieces = [list(slots) for _, slots in groupby(segment.slots, key=apart.__contains__)]
         if len(pieces) > 1:
-            unpack_state(segment, optimizer)
-        segments += [_make_segment(vector, slots, optimizer) for slots in pieces] if len(pieces) > 1 else [segment]
+            unpack_state(segment)
+            segments += [_make_segment(vector, slots, segment.optimizer) for slots in pieces]
+        else:
+            segments.append(segment)
     vector.segments = segments

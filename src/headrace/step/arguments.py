@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
 from ..adapters.passes import hugging_kind
+from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.maps import owned
 from ..data.reader import Reader, ReaderOfOnePass
@@ -27,8 +28,8 @@ from ..loss.objective import Objective, as_objective, losses_of, module_of
 from . import check
 from .weights import categories_of, remember_categories
 
-OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
-Optimizers = Mapping[str, Optimizer | tuple[Optimizer, str]]
+OptimizerLike = Optimizer | list[Optimizer] | Callable[[Iterable[nn.Parameter]], Optimizer | list[Optimizer]]
+Optimizers = Mapping[str, Optimizer | list[Optimizer] | tuple[Optimizer, str]]
 """Optimizers by key; `(optimizer, "5 steps")` is one that is used at every fifth step."""
 RESIDENT_SHARE = 0.25  # of a GPU's free memory that a data set may take to be kept there
 
@@ -227,17 +228,20 @@ def _shown(part: Any) -> str:
 
 
 def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
+    title = f"optimizer{f'[{key!r}]' if key else ''}="
     if isinstance(optimizer, Optimizer):
         return optimizer
+    if isinstance(optimizer, list):
+        return joined(optimizer, model, title)
     if callable(optimizer) and not key:
         made = optimizer(model.parameters())
-        if isinstance(made, Optimizer):
-            return made
+        if isinstance(made, Optimizer | list | tuple):
+            return _optimizer(list(made) if isinstance(made, tuple) else made, model, key)
         raise ConfigError(
-            f"optimizer= made a {type(made).__name__}. A factory takes parameters and returns an optimizer."
+            f"optimizer= made a {type(made).__name__}. A factory takes parameters and returns an optimizer, or a list."
         )
     raise ConfigError(
-        f"optimizer{f'[{key!r}]' if key else ''}= takes a torch optimizer"
+        f"{title} takes a torch optimizer, a list of several"
         f"{'' if key else ', or a function that makes one of the parameters'}; got a {type(optimizer).__name__}."
     )
 
@@ -258,7 +262,7 @@ def check_optimizers(model: nn.Module, optimizers: Mapping[str, Optimizer], obje
             known |= {id(p) for p in module.parameters()}
     seen: dict[int, str] = {}
     for name, optimizer in optimizers.items():
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if any(isinstance(part, torch.optim.LBFGS) for part in parts_of(optimizer)):
             raise ModelError(
                 "LBFGS asks for the loss again within a step, by a closure; headrace makes one pass a step."
             )
@@ -266,7 +270,7 @@ def check_optimizers(model: nn.Module, optimizers: Mapping[str, Optimizer], obje
         strange = sum(id(p) not in known for p in params)
         if strange:
             raise ModelError(
-                f"{type(optimizer).__name__} holds {strange} of {len(params)} parameters that are not in the model. "
+                f"{kind_of(optimizer)} holds {strange} of {len(params)} parameters that are not in the model. "
                 "Make the optimizer from this model's parameters, after the model is complete; if another trainer "
                 "has the model at work, call its release() first."
             )

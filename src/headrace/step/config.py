@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
+from ..arena.joint import kind_of
 from ..length import Length
 from ..workers.synchronous import Synchronous
 
@@ -57,7 +58,7 @@ def of_optimizers(optimizers: Mapping[str, Optimizer], every: Mapping[str, int] 
             | ({"lr": plain(group["initial_lr"])} if "initial_lr" in group else {})
             for group in optimizer.param_groups
         ]
-        found[key] = {"kind": type(optimizer).__name__, "groups": groups}
+        found[key] = {"kind": kind_of(optimizer), "groups": groups}
         if every and key in every:
             found[key]["every"] = every[key]
     return found.get("", found)

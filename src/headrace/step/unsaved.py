@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..arena.joint import parts_of
 from ..arena.optimizer import is_plain
 
 
@@ -17,7 +18,7 @@ class UnsavedOptimizers:
     """Finds optimizers that are stepped beside a trainer's own, and warns of those that a resumed run would miss."""
 
     def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module]) -> None:
-        self._known: WeakSet[Optimizer] = WeakSet(saved)
+        self._known: WeakSet[Optimizer] = WeakSet(part for each in saved for part in (each, *parts_of(each)))
         self._modules = modules
         self._messages: dict[str, bool] = {}  # and whether each is still to be given
 

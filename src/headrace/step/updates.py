@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
+from ..arena.joint import kind_of
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
 from ..arena.vectors import names_of, owners, plain_name
@@ -220,7 +221,8 @@ class Updates(StepState):
         names = owners(self.model)
         for optimizer in self.optimizers.values():
             groups = [group["params"] for group in optimizer.param_groups]
-            states = [(p, optimizer.state[p]) for group in groups for p in group if p in optimizer.state]
+            known = optimizer.state
+            states = [(p, known[p]) for group in groups for p in group if p in known]
             yield by_name(optimizer, groups, states, names_of(optimizer, names))
 
     # --- what is not finite -------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ class Updates(StepState):
                 continue
             rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups)
             raise NonFiniteError(
-                f"step {f'{first} to ' * (first < self.count)}{self.count}: {type(optimizer).__name__}"
+                f"step {f'{first} to ' * (first < self.count)}{self.count}: {kind_of(optimizer)}"
                 f"{f' of {key!r}' if key else ''} (rate {rates}) has made {', '.join(map(repr, bad[:3]))} not finite, "
                 "though losses and gradients were finite. This cannot be undone: go on from the last checkpoint, or "
                 "begin anew, with a lower rate, a larger eps=, or clip_norm=."

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..adapters.passes import generators_of
+from ..arena.joint import parts_of
 from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory
@@ -223,7 +224,8 @@ def _copy(trainer: Any, made_by: type, changed: dict[str, Any]) -> Any:
             vars(memo[id(parameter)]).update(vars(parameter))
             for hook in (parameter._backward_hooks or {}).values():
                 memo[id(parameter)].register_hook(hook)
-        for optimizer in trainer.optimizers.values():  # and of an optimizer what its class adds
+        found = [part for each in trainer.optimizers.values() for part in parts_of(each)]
+        for optimizer in found:  # and of an optimizer what its class adds
             memo[id(optimizer)] = twin = object.__new__(type(optimizer))
             parts = {name: part for name, part in vars(optimizer).items() if name != "step"}  # a scheduler's wrapper
             vars(twin).update(copy.deepcopy(parts, memo))

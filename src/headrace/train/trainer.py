@@ -61,8 +61,10 @@ class Trainer:
     `hr.Trainer(model)` predicts, `hr.Trainer(model, loss)` validates too, and with an optimizer it trains.
 
     `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`: one
-    of torch's, or a function that makes it of the parameters. For several, dicts with equal keys, where `(optimizer, "5
-    steps")` is used at every fifth step. `batch_size`: rows in one update (128 if not given, a loader's own), or one
+    of torch's, a list of several that share the loss, or a function of the parameters that makes these. For several
+    losses, dicts with equal keys, where `(optimizer, "5 steps")` is used at every fifth step.
+
+    `batch_size`: rows in one update (128 if not given, a loader's own), or one
     from each point of the training on, as in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model
     at once ("auto": fewer when memory runs out); `macrobatch`: how many are staged on the device together. `clip_norm`,
     `clip_value`: of the gradients. `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy",

@@ -1,0 +1,113 @@
+"""Several optimizers that share an update, as one: `optimizer=[muon, adamw]`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError, ModelError
+
+
+class Joint(Optimizer):
+    """Several optimizers, each with its own parameters, as one that steps all of them.
+
+    Its groups are those of its `members`, the same dicts, so that whatever sets a rate sets theirs.
+    """
+
+    def __init__(self, members: Sequence[Optimizer]) -> None:
+        self.members = list(members)
+        self._places: list[tuple[int, int]] = []  # of each group: the number of its member, and its own there
+        self.__setstate__({"defaults": {}})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all members; those that were added later come last."""
+        return [self.members[number].param_groups[index] for number, index in self._found()]
+
+    @property
+    def owners(self) -> list[Optimizer]:
+        """The member that each group belongs to."""
+        return [self.members[number] for number, _ in self._found()]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """What the members remember of each parameter, to be read."""
+        return MappingProxyType({param: state for member in self.members for param, state in member.state.items()})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The step of each member."""
+        for member in self.members:
+            member.step()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise ModelError("these are several optimizers. Add the group to one of them: optimizer.members[0], and so on.")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"members": [member.state_dict() for member in self.members]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for member, state in zip(self.members, state_dict["members"], strict=True):
+            member.load_state_dict(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Joint:
+        return Joint(copy.deepcopy(self.members, memo))
+
+    def _found(self) -> list[tuple[int, int]]:
+        for number, member in enumerate(self.members):
+            known = sum(owner == number for owner, _ in self._places)
+            self._places += [(number, index) for index in range(known, len(member.param_groups))]
+        return self._places
+
+
+def parts_of(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that make the step of this one: itself, or its members."""
+    return optimizer.members if isinstance(optimizer, Joint) else [optimizer]
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """What an optimizer is called: by its class, or by those of its members."""
+    return " + ".join(type(part).__name__ for part in parts_of(optimizer))
+
+
+def joined(optimizers: Iterable[Any], model: nn.Module, title: str) -> Optimizer:
+    """Several optimizers as one, if each parameter of the model that is trained is in exactly one of them.
+
+    `title`: what an error calls the argument.
+    """
+    members: list[Optimizer] = list(optimizers)
+    if not members or not all(isinstance(member, Optimizer) for member in members):
+        kinds = ", ".join(type(member).__name__ for member in members)
+        raise ConfigError(f"{title} takes torch optimizers in a list, as in [muon, adamw]; got [{kinds}].")
+    if len(members) == 1:
+        return members[0]
+    names = {param: name for name, param in model.named_parameters()}
+    owner: dict[Any, int] = {}
+    for number, member in enumerate(members):
+        for param in {param: None for group in member.param_groups for param in group["params"]}:
+            if owner.setdefault(param, number) != number:
+                raise ModelError(
+                    f"{title}: {_place(members, owner[param])} and {_place(members, number)} both have the parameter "
+                    f"{names.get(param, 'outside of the model')!r}. Give each parameter to one of them."
+                )
+    if missing := [name for param, name in names.items() if param.requires_grad and param not in owner]:
+        raise ModelError(
+            f"{title}: no optimizer has {', '.join(map(repr, missing[:3]))}{' and others' * (len(missing) > 3)}. Give "
+            "every parameter that is trained to one of them, and freeze the others: requires_grad_(False)."
+        )
+    return Joint(members)
+
+
+def _place(members: Sequence[Optimizer], number: int) -> str:
+    return f"{type(members[number]).__name__} (number {number})"
+
+
+def owners_of(optimizer: Optimizer) -> list[Optimizer]:
+    """Which optimizer steps each group of this one."""
+    return optimizer.owners if isinstance(optimizer, Joint) else [optimizer] * len(optimizer.param_groups)
