@@ -424,3 +424,20 @@ def test_each_curve_is_a_picture_for_a_paper_and_the_confusion_is_another(tmp_pa
         with Image.open(path) as picture:
             assert round(picture.info["dpi"][0]) == 300
             assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 20, "not blank"
+
+
+def test_a_report_that_is_shared_names_no_host_and_no_place(tmp_path: Path) -> None:
+    log = runs.STARTED + "2026-03-01 10:01:00 warning: on somewhere, /home/ann/data set.csv and ~/x/y.npz have nulls\n"
+    run = runs.make(tmp_path / "secret place" / "first", runs.rows(3), log=log + runs.ENDED)
+    private = ("somewhere", "/home/ann", "secret place", str(tmp_path), "train.py", "OMP_NUM_THREADS")
+    own, shared = (write(run, tmp_path / f"{share}.html", share=share).read_text() for share in (False, True))
+    assert all(word in own for word in private), "the control"
+    assert not any(word in shared for word in private)
+    assert all(word in shared for word in ("first", "CrossEntropy", "y.npz", "ended: 5 epochs"))
+
+
+def test_a_column_without_a_number_is_left_out(tmp_path: Path) -> None:
+    rows = [{**row, "val/auroc": None} for row in runs.rows(3)]
+    page = write(runs.make(tmp_path / "run", rows)).read_text()
+    assert "val/accuracy" in page
+    assert "val/auroc" not in page

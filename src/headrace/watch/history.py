@@ -135,9 +135,10 @@ def heads(rows: Sequence[Row]) -> list[str]:
 
 
 def cells(rows: Sequence[Row], places: Sequence[int | None]) -> tuple[list[str], list[list[str]]]:
-    """The columns of a table, and the lines for these rows; `None` stands for a gap."""
-    keys = heads(rows)
-    columns = [column([None if k is None else rows[k].get(key) for k in places]) for key in keys]
+    """The columns of a table that have something in them, and the lines for these rows; `None` stands for a gap."""
+    texts_by_key = {key: column([None if k is None else rows[k].get(key) for k in places]) for key in heads(rows)}
+    texts_by_key = {key: texts for key, texts in texts_by_key.items() if any(texts)}
+    keys, columns = [*texts_by_key], [*texts_by_key.values()]
     lines = [[GAP if k is None else texts[line] for texts in columns] for line, k in enumerate(places)]
     return keys, lines
 

@@ -11,6 +11,7 @@ from ..charts import draw, draw_confusion, new_figure, panels, png_of
 from .page import page
 from .read import RunContents, read
 from .scores import scores
+from .share import without_places
 
 __all__ = ["write"]
 
@@ -18,16 +19,17 @@ PAGE, PICTURES = "report.html", "report"
 DPI = 300
 
 
-def write(run: str | Path, out: str | Path | None = None, pictures: bool = False) -> Path:
+def write(run: str | Path, out: str | Path | None = None, pictures: bool = False, share: bool = False) -> Path:
     """Writes the report of a run, `report.html` in its directory unless `out` names another file; gives its path.
 
     It is whole or as it was before. What is missing in the run, as after a kill, is said in it. With `pictures` the
-    curves go into `report/` in the run as well, as PNG of 300 dpi.
+    curves go into `report/` in the run as well, as PNG of 300 dpi. `share` leaves out the host, the command, the
+    environment and the directories, so that the page can be given to others.
     """
     where = None if out is None else _checked(Path(out))
     found = read(Path(run))
     where = where or _checked(found.path / PAGE)
-    text = page(found).encode(errors="replace")
+    text = page(without_places(found) if share else found).encode(errors="replace")
     if pictures:
         disk.refuse_link(found.path / PICTURES)
     try:
