@@ -86,12 +86,8 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
     assert f"headrace resume r --recipe sines.py:{recipe} --steps N" in capsys.readouterr().out
-    assert "'--xyz'. Choose one of: --checkpoint_every" in (
-        said := refused(capsys, "resume", "r", "--trust", "--xyz", status=2)
-    )
-    assert "--recipe" in said
-    assert "--resume" not in said
-    assert "--run," not in said
+    for flag in ("--xyz", "--run", "--resume"):
+        assert f"Unknown option: {flag}" in refused(capsys, "resume", "r", "--trust", flag, "must", status=2)
     assert headrace("resume", "r", "--trust", "--steps", "4", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
     assert headrace("resume", "r", "--trust", "--epochs", "2", "--json") == 0

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 SLIPS = [
-    ("--lrr 3", "unknown option '--lrr'. Did you mean '--lr'?"),
-    ("--wid 3", "unknown option '--wid'. Did you mean '--width'?"),
-    ("--batch-sizes 3", "unknown option '--batch_sizes'"),
-    ("--lr high", "--lr: expected float, got 'high'."),
-    ("--lr", "--lr: expected float, got nothing."),
-    ("--xyz", "config, --engine"),
-    ("--xyz", "--help, --json"),
-    ("--xyz", "--print_config"),
+    ("--lrr 3", "Unknown option: --lrr. Did you mean --lr?"),
+    ("--wid 3", "Unknown option: --wid. Did you mean --width?"),
+    ("--batch-sizes 3", "Unknown option: --batch-sizes."),
+    ("--lr high", "Invalid value for --lr: expected float, got 'high'."),
+    ("--lr", "--lr requires an argument."),
+    ("--width 1.5", "Invalid value for --width: expected int, got '1.5'."),
+    ("--width 2.0", "Invalid value for --width: expected int, got '2.0'."),
+    ("--epochs 1.5", "Invalid value for --epochs: expected int, got '1.5'."),
     ("--epochs 0", "--epochs is greater than 0, got 0."),
     ("--steps -1", "--steps is greater than 0, got -1."),
     ("--minutes 0", "--minutes is greater than 0"),
@@ -33,15 +33,13 @@ SLIPS = [
     ("--engine loca", "--engine: expected local|processes|ray, got 'loca'."),
     ("--strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
     ("--run sines.py", "--run sines.py: it is a file; name a directory."),
-    ("--width 1.5", "--width: expected int, got '1.5'."),
     ("--kind adm", "--kind: expected sgd|adam, got 'adm'."),
     ("--resume perhaps", "--resume: expected auto|must|never, got 'perhaps'."),
     ("0.1", "'0.1' belongs to no option."),
     ("--json --progress bar", "Leave one out."),
     ("--override --resume never --run r", "Leave one out."),
-    ("--config", "--config: expected a file, got nothing."),
-    ("--config --lr 3", "--config: expected a file, got nothing."),
-    ("--config=", "--config: expected a file, got nothing."),
+    ("--config", "--config requires an argument."),
+    ("--config --lr 3", "--config requires an argument."),
     ("--config .", ". cannot be read: Is a directory."),
     ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
     ("--config list.yaml", "list.yaml does not hold keys with values"),
@@ -50,7 +48,7 @@ SLIPS = [
     ("--config wrong.yaml", "wrong.yaml: lr: expected float, got 'high'."),
 ]
 
-OFTEN = (SLIPS[0], SLIPS[3], SLIPS[8], SLIPS[16], SLIPS[21], SLIPS[-2])
+OFTEN = (SLIPS[0], SLIPS[3], SLIPS[5], SLIPS[8], SLIPS[-2])
 
 
 @pytest.mark.parametrize(("words", "told"), sampled(SLIPS, keep=OFTEN, of=5))
@@ -79,27 +77,24 @@ def test_slips_in_the_environment_are_told_and_what_is_not_near_is_left(
 
 
 WRONG = [
-    ("fit", 2, "RECIPE comes first"),
+    ("fit", 2, "RECIPE requires an argument."),
     ("fit sine.py", 1, "Did you mean 'sines.py'?"),
     ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
     ("fit sines.py:smal", 1, "Did you mean 'small'?"),
     ("fit sines.py:small --keep 2", 1, "--keep is about a run, and there is none. Say --run DIR."),
     ("fit sines.py:small --report --steps 1", 1, "--report is about a run, and there is none. Say --run DIR."),
     ("fit sines.py:passes --epochs 0", 1, "--epochs is greater than 0, got 0"),
-    ("fit sines.py:small --checkpoint-every often --run r", 1, "--checkpoint_every"),
+    ("fit sines.py:small --checkpoint-every often --run r", 1, "--checkpoint-every"),
     ("fit sines.py:small --resume must --run nowhere", 1, "is no run"),
-    ("resume", 2, "RUN comes first"),
+    ("resume", 2, "RUN requires an argument."),
     ("resume sines.py", 1, "sines.py is a file; name the directory of a run."),
-    ("resume nowhere there", 2, "'there' is too much: RUN comes first, then options."),
     ("resume nowhere", 1, "there is no run nowhere"),
+    ("resume nowhere --recipe", 1, "there is no run nowhere"),
     ("resume .", 1, "is not a run: it has no run.json"),
-    ("resume nowhere --recipe", 2, "--recipe: expected file.py, got nothing."),
-    ("resume nowhere --recipe --lr 3", 2, "--recipe: expected file.py, got nothing."),
-    ("resume nowhere --run there", 2, "leave --run and --resume out"),
 ]
 
 
-@pytest.mark.parametrize(("words", "status", "told"), sampled(WRONG, keep=(WRONG[0], WRONG[1], WRONG[-2]), of=5))
+@pytest.mark.parametrize(("words", "status", "told"), sampled(WRONG, keep=WRONG[:2], of=5))
 def test_what_cannot_be_is_said_in_a_sentence(words: str, status: int, told: str, capsys: Any) -> None:
     assert told in refused(capsys, *words.split(), status=status)
     assert told in json.loads(refused(capsys, *words.split(), "--json", status=status))["error"]
@@ -121,7 +116,7 @@ def test_an_error_names_its_argument_and_a_command_its_flag(
     assert caught.value.argument == argument
     assert str(caught.value).startswith(f"{argument}={told.removeprefix('=')}")
     said = refused(capsys, "fit", "sines.py:small", f"--{option}", value, "--run", "r")
-    assert said.startswith(f"headrace: --{option}{told}")
+    assert said.startswith(f"headrace: --{option.replace('_', '-')}{told}")
 
 
 def test_an_error_of_no_argument_and_one_that_is_sent_say_the_same() -> None:

@@ -167,9 +167,7 @@ def test_other_weights_can_be_named(capsys: Any) -> None:
     assert "no best checkpoint: nothing told good from bad" in said
     assert "or load the last." in said
     assert "got 'first'" in refused(capsys, "validate", "runs/sines", "--trust", "--which", "first", status=2)
-    assert "greater than 0, got '0'" in refused(
-        capsys, "validate", "runs/sines", "--trust", "--batch-size", "0", status=2
-    )
+    assert "Must be >= 1." in refused(capsys, "validate", "runs/sines", "--trust", "--batch-size", "0", status=2)
 
 
 def test_a_file_is_scored_as_the_recipes_data_are(capsys: Any) -> None:

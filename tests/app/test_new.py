@@ -12,7 +12,7 @@ import pytest
 from kit.forked import start
 
 from headrace.app.cli import main
-from headrace.app.cli.commands import commands
+from headrace.app.cli.commands import COMMANDS
 
 
 @pytest.fixture(scope="module")
@@ -78,4 +78,4 @@ def test_a_linter_has_nothing_to_say(churn: Path) -> None:
 def test_every_command_of_its_readme_is_one_that_there_is(churn: Path) -> None:
     named = re.findall(r"`headrace (\w+)", (churn / "README.md").read_text())
     assert len(named) >= 5
-    assert set(named) <= set(commands())
+    assert set(named) <= set(COMMANDS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.app.cli.prepare import make
+from headrace.app.cli.new import make
 from headrace.errors import ConfigError, RunError
 from headrace.store import disk
 

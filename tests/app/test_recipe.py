@@ -153,7 +153,7 @@ def test_parameters_are_told_with_type_and_default(in_tmp_path: Path) -> None:
     assert said["most"] == "int"
     assert said["keep"] == "int or all"
     assert (said["net"], said["where"], said["layers"]) == ("Net", "Path", "list[int]")
-    assert [name for name, each in found.items() if each.switch] == ["loud"]
+    assert [name for name, each in found.items() if each.type == "bool"] == ["loud"]
     assert (found["lr"].default, found["layers"].default) == (None, [1, 2])
 
 

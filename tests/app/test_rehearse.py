@@ -192,8 +192,8 @@ def test_fit_with_one_worker_is_the_recipe(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("--workers 0 --strategy diloco", "--workers: expected a whole number greater than 0, got '0'."),
-        ("--workers 2 --strategy diloco --epochs 0", "--epochs: expected a whole number greater than 0, got '0'."),
+        ("--workers 0 --strategy diloco", 'Invalid value "0" for --workers. Must be >= 1.'),
+        ("--workers 2 --strategy diloco --epochs 0", 'Invalid value "0" for --epochs. Must be >= 1.'),
         ("--workers 2 --strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
         ("--workers 2 --strategy diloco:ever=3", "unknown option of diloco 'ever'. Did you mean 'every'?"),
         ("--workers 2 --strategy diloco --strategy diloco", "is given twice"),

@@ -1,6 +1,7 @@
 """A recipe for tests of the command line, and the command line in this process and in one of its own."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,11 @@ def printed(capsys: Any, *words: object) -> dict[str, Any]:
     assert said.err == ""
     found: dict[str, Any] = yaml.safe_load(said.out)
     return found
+
+
+def plain(page: str) -> str:
+    """A page of help without its frames, with a space in place of each gap."""
+    return " ".join(re.sub("[╭─╮│╰╯*]", " ", page).split())
 
 
 def refused(capsys: Any, *words: object, status: int = 1) -> str:

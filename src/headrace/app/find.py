@@ -17,8 +17,8 @@ from ..store.disk import run_path
 from ..store.document import SMALL_BYTES, parse_document, read_document
 from ..store.run import RUN, run_id
 from ..store.shape import DICT, TEXT, check
-from .keeping import SOURCE, kept_source
 from .parameters import from_yaml
+from .run_files import SOURCE, kept_source
 
 RECIPE_FILE = "recipe.json"
 """Where a run keeps what its recipe is and what it was given."""

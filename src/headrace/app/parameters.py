@@ -3,13 +3,13 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..store.document import DEPTH
@@ -22,7 +22,7 @@ OF_A_RUN = {"resume": "resume", "checkpoint_every": "every", "keep": "keep", "ov
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a recipe or of a command."""
+    """A parameter of a function."""
 
     name: str
     kind: Any = None
@@ -30,41 +30,26 @@ class Parameter:
     default: Any = None
     """`None` where there is none."""
     required: bool = False
-    place: bool = False
-    """Whether a command takes it by its place, without a flag."""
 
     @property
     def type(self) -> str:
-        """Its type as help says it: "float", "a|b", "int or all"."""
+        """Its type in words: "float", "a|b", "int or all"."""
         return "" if self.kind is None else spelled(self.kind)
 
-    @property
-    def switch(self) -> bool:
-        """Whether it is true or false."""
-        return self.kind is bool
-
-    @property
-    def repeated(self) -> bool:
-        """Whether a command takes several."""
-        return get_origin(self.kind) is tuple
-
-    @property
-    def choices(self) -> list[str]:
-        """The words that it may be, if its type lists some."""
-        parts = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
-        return [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
+    def value(self, given: Any, where: str) -> Any:
+        """What is given for it, text as a person writes it or a plain value, as its type."""
+        try:
+            return converted(self.kind, given, self.name)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
 
-def parameters_of(function: Callable[..., Any], *, places: bool = False) -> dict[str, Parameter]:
-    """The parameters of a function by name; all are options, unless those have `places` that are not keywords."""
+def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a function by name."""
     types = _types(function)
     return {
         name: Parameter(
-            name,
-            types.get(name),
-            None if given.default is given.empty else given.default,
-            given.default is given.empty,
-            places and given.kind is not given.KEYWORD_ONLY,
+            name, types.get(name), None if given.default is given.empty else given.default, given.default is given.empty
         )
         for name, given in inspect.signature(function).parameters.items()
     }
@@ -74,8 +59,6 @@ def spelled(kind: Any) -> str:
     """A type in words: "float", "a|b" for literals, "int or all" for a choice; that it may be `None` is left out."""
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
-    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
-        return f"{spelled(get_args(kind)[0])}, one or more"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(spelled(each) for each in get_args(kind) if each is not NoneType)
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else inspect.formatannotation(kind)
@@ -143,16 +126,6 @@ LIST = "'[3, 4]'"
 _SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-class Value(NamedTuple):
-    """What is given for a parameter."""
-
-    name: str
-    given: Any
-    """Text as a person writes it, or a plain value."""
-    where: str
-    """Who gives it, as errors call it."""
-
-
 class MisfitError(Exception):
     """A value that is not of the type that is expected; `name` is that of the parameter or of its part."""
 
@@ -161,20 +134,15 @@ class MisfitError(Exception):
         self.kind, self.name = kind, name
 
 
-def typed_values(known: Mapping[str, Parameter], values: Sequence[Value]) -> dict[str, Any]:
-    """The value of every parameter that is given one or has a default, as its type; later values replace earlier."""
-    found = {name: _default(parameter) for name, parameter in known.items() if not parameter.required}
-    for name, value in {value.name: value for value in values}.items():
-        if name not in known:
-            raise ConfigError(unknown("option", name, known))
-        try:
-            found[name] = as_type(known[name].kind, value.given, name)
-        except MisfitError as misfit:
-            kind = spelled(misfit.kind)
-            example = f", as in --{misfit.name} {LIST}" if kind.startswith("list[") else ""
-            part = f" as {misfit.name}" if misfit.name != name else ""
-            raise ConfigError(f"{value.where}: expected {kind}{part}{example}, got {value.given!r}.") from None
-    return found
+def converted(kind: Any, given: Any, name: str = "") -> Any:
+    """A plain value, or text as a person writes it, as a value of a type; raises ValueError where it is none."""
+    try:
+        return as_type(kind, given, name)
+    except MisfitError as misfit:
+        expected = spelled(misfit.kind)
+        example = f", as in --{misfit.name.replace('_', '-')} {LIST}" if expected.startswith("list[") else ""
+        part = f" as {misfit.name}" if misfit.name != name else ""
+        raise ValueError(f"expected {expected}{part}{example}, got {given!r}.") from None
 
 
 def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,18 +154,18 @@ def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[st
             raise ConfigError(f"{what} has an {unknown('argument', name, known)}")
     if missing := [name for name in known if known[name].required and name not in arguments]:
         raise ConfigError(f"{what} lacks what is required: {', '.join(missing)}.")
-    return typed_values(known, [Value(name, given, f'{what}, "{name}"') for name, given in arguments.items()])
+    values = {name: known[name].value(given, f'{what}, "{name}"') for name, given in arguments.items()}
+    return {name: each.default for name, each in known.items() if not each.required} | values
 
 
-def _default(parameter: Parameter) -> Any:
-    """The default of a parameter, which has to be a plain value of its type."""
+def check_default(parameter: Parameter) -> None:
+    """Raises unless the default of a parameter is a plain value of its type."""
     if parameter.default is not None:
         try:
             as_type(parameter.kind, plain(parameter.default))
         except MisfitError:
             said = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
             raise ConfigError(f"the recipe takes what cannot be an option of the command line: {said}.") from None
-    return parameter.default
 
 
 def as_type(kind: Any, given: Any, name: str = "") -> Any:

@@ -14,6 +14,7 @@ from ..data.arrays import ArrayTable
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, RunError
 from ..formats.described import Described, describing, standing_in
 from ..step import config
+from ..step.check import auto_device
 from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
 from ..store.contents import TRAINER
@@ -26,8 +27,8 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of
-from .keeping import keep_recipe, kept_files
 from .parameters import OF_A_RUN, parameters_of, typed
+from .run_files import keep_recipe, kept_files
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
 
@@ -87,6 +88,8 @@ class Training:
     """What the run keeps as `recipe.json`, to be trained on or used by later."""
     needs_run: str = ""
     """What was asked for that makes no sense without a run."""
+    device: str | None = None
+    """What `device="auto"` stands for."""
     note: str = ""
     """A file on the host of the command, for the directory of the run: the recipe may name it."""
 
@@ -177,9 +180,14 @@ def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe
 
 def run_recipe(training: Training) -> Trained:
     """In a worker: trains a recipe."""
-    with describing() as files:
+    with describing() as files, auto_device(training.device):
         made = load_recipe(training.recipe, training.arguments)
         made.open_train()
+    if training.device not in (None, "auto", str(made.trainer.device), made.trainer.device.type):
+        raise ConfigError(
+            f"--device {training.device}: the recipe trains on {made.trainer.device}, which it names itself. Leave "
+            "device= out there."
+        )
     if training.strategy is not None:
         set_strategy(made.trainer, training.strategy)
     fit = merged(made.fit, training.options)

@@ -1,5 +1,7 @@
 """Makes strategies from text, as on the command line: "diloco", or "periodic:every=16 steps,weights=equal"."""
 
+from typing import Any
+
 from ..errors import ConfigError, unknown
 from ..workers.asynchronous import Asynchronous
 from ..workers.block_momentum import BlockMomentum
@@ -7,7 +9,7 @@ from ..workers.elastic import Elastic
 from ..workers.rounds import DiLoCo, Periodic
 from ..workers.strategy import Strategy
 from ..workers.synchronous import Synchronous
-from .parameters import Value, parameters_of, typed_values
+from .parameters import parameters_of
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "asynchronous": Asynchronous,
@@ -28,7 +30,7 @@ def parse_strategy(text: str) -> Strategy:
         raise ConfigError(unknown("strategy", name, STRATEGIES))
     made = parameters_of(STRATEGIES[name].__init__)
     known = {key: parameter for key, parameter in made.items() if key not in _NO_TEXT}
-    values: dict[str, Value] = {}
+    values: dict[str, Any] = {}
     for part in given.split(",") if given.strip() else ():
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
@@ -37,5 +39,5 @@ def parse_strategy(text: str) -> Strategy:
             raise ConfigError(f"{text!r}: {unknown(f'option of {name}', key, known)}")
         if key in values:
             raise ConfigError(f"{text!r}: {key} is given twice.")
-        values[key] = Value(key, None if value.lower() == "none" else value, f"{text!r}: {key}")
-    return STRATEGIES[name](**typed_values(known, [*values.values()]))
+        values[key] = known[key].value(None if value.lower() == "none" else value, f"{text!r}: {key}")
+    return STRATEGIES[name](**values)

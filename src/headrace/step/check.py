@@ -1,7 +1,9 @@
 """Everything that can be known before the first update, checked then."""
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from typing import Any
 
@@ -24,6 +26,7 @@ from ..loss.no_loss import ByTrainStep
 from ..loss.objective import Objective, Supervised, WithTerms, scoring
 
 SCAN_ROWS = 65536
+_AUTO: ContextVar[str] = ContextVar("device", default="auto")
 OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
 """Settings of an update, by what they are where nothing is to be done."""
 
@@ -80,6 +83,16 @@ def own_update(settings: Mapping[str, Any], shared: bool) -> None:
         )
 
 
+@contextmanager
+def auto_device(device: str | None) -> Iterator[None]:
+    """What `device="auto"` stands for in trainers that are made within it."""
+    before = _AUTO.set(device or "auto")
+    try:
+        yield
+    finally:
+        _AUTO.reset(before)
+
+
 def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
     """The device to train on: the one that is named, else the model's own accelerator, else any."""
     held = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
@@ -91,6 +104,7 @@ def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
         raise ModelError(
             f"the model is spread over {', '.join(map(str, sorted(map(str, held))))}. Move it to one device."
         )
+    device = _AUTO.get() if device == "auto" else device
     if device != "auto":
         try:
             chosen = torch.device(device)

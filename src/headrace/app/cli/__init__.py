@@ -9,14 +9,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from ... import __version__
+from cyclopts import App, CycloptsError, UnusedCliTokensError
+
 from ...errors import ConfigError, HeadraceError
 from ..parameters import OF_A_RUN
-from .commands import Command, actions, commands, one_of, overview
+from .commands import make_app
 from .options import INTERRUPTED, UsageError, flag_of
 from .output import print_line, print_text
-
-_HELP = (["-h"], ["--help"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,39 +30,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_text("", file)
 
 
-def _run(words: Sequence[str]) -> int:
-    command, program = None, "headrace"
+def _run(words: list[str]) -> int:
+    app = None
     try:
-        if not words or words[:1] in _HELP or words[0] == "--version":
-            print_line(f"headrace {__version__}" if words[:1] == ["--version"] else overview())
-            return 0
-        command, rest = one_of("command", words, commands()), words[1:]
-        program = f"headrace {command.name}"
-        if command.actions and rest[:1] not in _HELP:
-            command, rest = one_of("action", rest, actions(command)), rest[1:]
-            program = f"headrace {command.name}"
-        return command.run(rest)
-    except UsageError as error:
-        _print_error(words, error, f"{program}: {error} ({program} --help lists what there is.)")
+        app = make_app(words)
+        return int(app(words) or 0)
+    except (CycloptsError, UsageError) as error:
+        program = " ".join(["headrace", *(app.parse_commands(words)[0] if app else words[:1])])
+        _print_error(words, error, f"{program}: {_sentence(error)} ({program} --help lists what there is.)")
         return 2
     except HeadraceError as error:
-        _print_error(words, error, _in_flags(error, command), "headrace: ")
+        _print_error(words, error, _in_flags(error, words, app), "headrace: ")
         return 1
     except KeyboardInterrupt:
         print_line("headrace: interrupted", sys.stderr)
         return INTERRUPTED
 
 
-def _print_error(words: Sequence[str], error: HeadraceError, message: str, before: str = "") -> None:
+def _print_error(words: Sequence[str], error: Exception, message: str, before: str = "") -> None:
     document = {"error": message, "kind": type(error).__name__}
     print_line(json.dumps(document) if "--json" in words else before + message, sys.stderr)
 
 
-def _in_flags(error: HeadraceError, command: Command | None) -> str:
-    """The message of an error, in which an argument of Python, `keep= is ...`, is named as the flag of the command."""
+def _sentence(error: Exception) -> str:
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"{error.unused_tokens[0]!r} belongs to no option."
+    return " ".join(str(error).split()) if isinstance(error, CycloptsError) else str(error)
+
+
+def _in_flags(error: HeadraceError, words: list[str], app: App | None) -> str:
+    """The message of an error, with an argument of Python, `keep= is ...`, named as the option of the command."""
     name = error.argument if isinstance(error, ConfigError) else ""
     option = next((option for option, of_run in OF_A_RUN.items() if of_run == name), name)
-    if command is None or option not in command.parameters:
+    command = app.parse_commands(words)[1][-1] if app and name else None
+    if command is None or option not in {each.field_info.name for each in command.assemble_argument_collection()}:
         return str(error)
-    flag = flag_of(option, command.dash)
+    flag = flag_of(option)
     return f" {error}".replace(f" {name}= ", f" {flag} ").replace(f" {name}=", f" {flag}=")[1:]

@@ -14,7 +14,7 @@ from .output import print_result
 
 NEEDED = (
     *("torch", "numpy", "safetensors", "pyarrow"),
-    *("docstring_parser", "pyyaml", "rich", "tensorboard", "matplotlib", "jinja2"),
+    *("cyclopts", "docstring_parser", "pyyaml", "rich", "tensorboard", "matplotlib", "jinja2"),
 )
 WITHOUT = NEEDED[:4]  # no training without these
 EXTRAS = {
@@ -52,6 +52,7 @@ def doctor(*, run: Path = Path("runs"), json: bool = False) -> int:
 
     Args:
         run: where runs go
+        json: print JSON, for a program to read
     """
     parts = {name: _tried(check) for name, check in checks(run).items()}
     findings = [(name, finding) for name, part in parts.items() for finding in part.findings]

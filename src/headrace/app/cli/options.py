@@ -1,26 +1,23 @@
-"""The options of commands: those of `headrace fit` beside a recipe's parameters, and how words are read as such."""
+"""The options of every training from the command line, and checks of options."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ...errors import ConfigError, unknown
-from ..parameters import LIST, Parameter, Value, parameters_of
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe
 
 INTERRUPTED, PREEMPTED = 130, 143
 """The exit status after Ctrl-C, and after a signal that asks for the machine."""
-OWN = (
-    *("config", "print_config", "help", "recipe", "arguments", "fit"),
-    *("run", "resume", "trust", "override", "progress", "report", "json"),
-)
-"""Names that the command line has for itself."""
-OF_A_NEW_RUN = ("run", "resume")
-"""What `headrace fit` takes and `headrace resume` does not: the run to go on with has said it."""
-_OF_ONE_RUN = ("resume", "report")
-"""What `headrace sweep` does not take."""
-_COUNTS = ("epochs", "steps", "samples", "minutes", "keep", "workers")
-_NOT_OF_FIT = ("report", "workers", "engine", "strategy", "json")
+LIMITS = ("epochs", "steps", "samples", "minutes")
+_COUNTS = (*LIMITS, "keep", "workers")
+_NOT_OF_FIT = ("report", "workers", "engine", "strategy", "device", "json")
 """What is not passed on to `Trainer.fit`."""
 _PASSING = ("run", "resume", "override", "progress", "report", "json")
 """What a later command is not to repeat."""
@@ -47,6 +44,7 @@ class Options:
         report: write the report at the end
         workers: how many workers train it
         engine: where they are
+        device: instead of the recipe's, as in cpu or cuda:1
         strategy: how they make one model, as in diloco or "periodic:every=16 steps,weights=equal"
         json: print JSON, for a program to read
     """
@@ -65,6 +63,7 @@ class Options:
     report: bool = False
     workers: int = 1
     engine: Literal["local", "processes", "ray"] = "local"
+    device: str | None = None
     strategy: str | None = None
     json: bool = False
 
@@ -73,24 +72,24 @@ class Options:
         for name in _COUNTS:
             given = getattr(self, name)
             if isinstance(given, int | float) and not 0 < given < float("inf"):
-                raise ConfigError(f"--{name} is greater than 0, got {given}.")
+                raise UsageError(f"--{name} is greater than 0, got {given}.")
         if self.run is not None and Path(self.run).exists() and not Path(self.run).is_dir():
-            raise ConfigError(f"--run {self.run}: it is a file; name a directory.")
+            raise UsageError(f"--run {self.run}: it is a file; name a directory.")
         if self.json and self.progress in ("bar", "plain"):
-            raise ConfigError(f"--json prints nothing but JSON, --progress {self.progress} more. Leave one out.")
+            raise UsageError(f"--json prints nothing but JSON, --progress {self.progress} more. Leave one out.")
         if self.override and self.resume == "never":
-            raise ConfigError("--override goes on with a run, --resume never does not. Leave one out.")
+            raise UsageError("--override goes on with a run, --resume never does not. Leave one out.")
 
     def needs_run(self) -> str:
         """What was asked for that makes no sense without a run, as a flag; empty if nothing was."""
-        return next((f"--{name}" for name in _OF_A_RUN if name in self._given()), "")
+        return next((flag_of(name) for name in _OF_A_RUN if name in self._given()), "")
 
     def of_fit(self) -> dict[str, Any]:
         """The options that were given, for `Trainer.fit`."""
         asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
         return asked | ({"progress": False} if self.json or self.progress == "off" else {})
 
-    def said(self) -> dict[str, Any]:
+    def to_repeat(self) -> dict[str, Any]:
         """What differs from the defaults, and a later command is to repeat."""
         return {
             name: value
@@ -104,103 +103,42 @@ class Options:
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+"""A number that is greater than 0."""
+
+
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepOptions:
-    """The sweep
+class Weights:
+    """Which weights of a run to use, and what makes their model.
 
     Args:
-        run: directory of the runs, one for each combination (runs/RECIPE-sweep)
-        trials: let Optuna choose so many combinations; --lr 1e-5..1e-1:log is then a range
-        monitor: the number that tells a good run, as in val/loss or "max val/score"
+        which: best, last or a step (best if anything told good from bad, else last)
+        recipe: file.py or file.py:function, which makes the model
+        trust: instead of --recipe: execute the copy of the recipe in the run, which is code
     """
 
-    run: str | None = None
-    trials: int | None = None
-    monitor: str = "val/loss"
+    which: int | Literal["best", "last"] | None = None
+    recipe: str | None = None
+    trust: bool = False
+
+    def load(self, run: str) -> "Recipe":
+        """The recipe of a run with these weights."""
+        from ..recipe import load
+
+        return load(run, recipe=self.recipe, which=self.which, trust=self.trust)
 
 
-def taken_by(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """What may have a value in a command that trains, by name; of two options with one name, the recipe's counts."""
-    known = parameters_of(Options)
-    if command == "sweep":
-        known = {name: each for name, each in known.items() if name not in _OF_ONE_RUN} | parameters_of(SweepOptions)
-    return known | dict(of_recipe)
-
-
-def options_of(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """The options of a command that trains, by name."""
-    more = [Parameter("config", str)] + [Parameter("print_config", bool)] * (command != "sweep")
-    if command == "resume":
-        more += [Parameter("recipe", str), Parameter("trust", bool)]
-    known = taken_by(command, of_recipe) | {each.name: each for each in more}
-    return {name: each for name, each in known.items() if command != "resume" or name not in OF_A_NEW_RUN}
-
-
-Known = Mapping[str, Parameter]
+DEFAULT_WEIGHTS = Weights()
 
 
 class UsageError(ConfigError):
     """A command line that makes no sense."""
 
 
-def flag_of(name: str, dash: str = "_") -> str:
-    """A parameter as an option: `--batch_size`, or `--batch-size`; a command takes either."""
-    return f"--{name.replace('_', dash)}"
-
-
-def parse_words(words: Sequence[str], known: Known, listed: Iterable[str], dash: str = "_") -> Iterator[Value]:
-    """Options with their values, and words that belong to none, without a name but with that of the option before.
-
-    A switch may stand alone, and `--no_` before one turns it off. `listed`: what there is, for the message about an
-    option that there is not.
-    """
-    left, before = list(words), ""
-    while left:
-        flag, equals, text = left.pop(0).partition("=")
-        if not flag.startswith("--"):
-            yield Value("", flag + equals + text, before)
-            continue
-        name = flag[2:].replace("-", "_")
-        before, off = name, name.removeprefix("no_")
-        if name not in known and off in known and known[off].switch and not equals:
-            name, text = off, "false"
-        elif name not in known:
-            raise ConfigError(unknown("option", flag_of(name, dash), [flag_of(each, dash) for each in listed]))
-        elif not equals:
-            alone = not left or left[0].startswith("--")
-            if known[name].switch and (alone or not {*left[0].split(",")} <= {"true", "false"}):
-                text = "true"
-            elif alone:
-                raise ConfigError(f"{flag}: expected {known[name].type}, got nothing.")
-            else:
-                text = left.pop(0)
-        yield Value(name, text, flag)
-
-
-def no_option_error(value: Value, known: Known) -> ConfigError:
-    """The error for a word that belongs to no option."""
-    of_list = value.where in known and known[value.where].type.startswith("list[")
-    hint = f" A list is written as in --{value.where} {LIST}." if of_list else ""
-    return ConfigError(f"{value.given!r} belongs to no option.{hint}")
-
-
-def taken(words: list[str], flag: str, what: str) -> str | None:
-    """The value of the first word if that is this flag; both are taken out of the words."""
-    name, equals, value = words[0].partition("=") if words else ("", "", "")
-    if name != flag:
-        return None
-    del words[0]
-    if not equals and words and not words[0].startswith("--"):
-        value = words.pop(0)
-    if not value:
-        raise ConfigError(f"{flag}: expected {what}, got nothing.")
-    return value
-
-
-def check_count(count: int | None, flag: str) -> None:
-    """Raises unless a value is greater than 0, or not given."""
-    if count is not None and count < 1:
-        raise UsageError(f"{flag}: expected a whole number greater than 0, got {str(count)!r}.")
+def flag_of(name: str) -> str:
+    """A parameter as an option: `--batch-size`. A command also takes `--batch_size`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:

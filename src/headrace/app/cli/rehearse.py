@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from .options import UsageError, check_count, check_ending
+from .options import Count, UsageError, check_ending
 from .output import print_line, print_result
 
 KINDS = (".pdf", ".png", ".svg")
@@ -14,11 +14,12 @@ _COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing
 
 def rehearse(
     recipe: str,
+    /,
     *,
-    workers: int,
+    workers: Count,
     strategy: tuple[str, ...],
-    epochs: int | None = None,
-    steps: int | None = None,
+    epochs: Count | None = None,
+    steps: Count | None = None,
     every: str | None = None,
     bandwidth: str = "10 Gbit",
     latency: str = "50 us",
@@ -45,9 +46,8 @@ def rehearse(
         stragglers: slow at times, as in 3=0.1:5, which is five times as long in 10% of them
         seed: of who is slow when
         out: the picture: .pdf .png .svg
+        json: print JSON, for a program to read
     """
-    for flag, count in {"--workers": workers, "--epochs": epochs, "--steps": steps}.items():
-        check_count(count, flag)
     check_ending(out, KINDS, "--out")
     from ...engines.network import Network
     from ...formats.write import check_place

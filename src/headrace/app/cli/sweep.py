@@ -9,26 +9,26 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from ...engines.launch import launch
+from cyclopts import Token
+
 from ...errors import ConfigError, HeadraceError, RunError
 from ...store.document import encoded
-from ...watch.monitor import side_of
-from ...watch.report.read import read
 from ...watch.rows import best_row, keys_of, number
-from ...workers.here import here
-from ..find import read_recipe
-from ..keeping import SOURCE
-from ..parameters import MisfitError, Parameter, Value, as_type, parameters_of, plain, typed_values
-from ..recipe import Training, changed_arguments, run_recipe
-from .fit import Given, as_usage, read_words
-from .look import runs
-from .options import INTERRUPTED, PREEMPTED, Options, SweepOptions, check_count, flag_of
+from ..parameters import MisfitError, Parameter, as_type, converted, plain
+from .commands import given as given_text
+from .fit import find_named, training_of
+from .of_recipe import Files, Given, OfRecipe
+from .options import INTERRUPTED, PREEMPTED, Count, UsageError, flag_of
 from .output import print_line
+from .runs import runs
+
+if TYPE_CHECKING:
+    from ..recipe import Training
 
 LONGEST = 200  # characters of the name of a run
 DIGITS = 4  # of a number that Optuna chooses
@@ -43,60 +43,79 @@ class Range(NamedTuple):
     log: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What an option gives a parameter: values, of which each makes runs, or a range."""
+
+    of: list[Any] | Range
+
+
 Choices = Mapping[str, list[Any] | Range]
 
 
-def sweep(*words: str) -> int:
-    """Trains the recipe that the words name with each combination of the values that they give."""
-    if (given := read_words("sweep", list(words))) is None:
-        return 0
-    with as_usage():
-        of_sweep = parameters_of(SweepOptions)
-        own = SweepOptions(**typed_values(of_sweep, [value for value in given.values if value.name in of_sweep]))
-        check_count(own.trials, "--trials")
-        base = [value for value in given.values if value.name not in of_sweep]
-        flags = {v.name: v for v in base if v.name in given.of_recipe and v.where.startswith("--")}
-        choices = {name: _choices(given.of_recipe[name], value, own.trials) for name, value in flags.items()}
-        if all(isinstance(values, list) and len(values) == 1 for values in choices.values()):
-            raise ConfigError("nothing varies. Give a parameter several values, with commas between: --lr 1e-3,1e-4.")
-        path, _, function = given.recipe.partition(":")
-        where = Path(own.run or Path("runs", f"{function or Path(path).stem}-sweep"))
-        trials = _Trials(given, [value for value in base if value.name not in flags], choices, where)
-        combinations = trials.grid() if own.trials is None else []
+def _sweep(
+    recipe: str,
+    /,
+    given: Given,
+    *,
+    run: Path | None = None,
+    trials: Count | None = None,
+    monitor: str = "val/loss",
+    config: Files = (),
+) -> int:
+    """Makes a run for each combination of the values that parameters of the recipe have, with commas between.
+
+    Args:
+        recipe: file.py or file.py:function, which returns a Recipe; each parameter takes several values
+        run: directory of the runs, one for each combination (runs/RECIPE-sweep)
+        trials: let Optuna choose so many combinations; --lr 1e-5..1e-1:log is then a range
+        monitor: the number that tells a good run, as in val/loss or "max val/score"
+        config: options from a file, YAML or JSON; may be given several times
+    """
+    from ...workers.here import here
+
+    choices = {name: value.of for name, value in given.arguments.items() if isinstance(value, Values)}
+    if ranges := [flag_of(name) for name, of in choices.items() if isinstance(of, Range)] if trials is None else []:
+        raise UsageError(f"{ranges[0]} is a range, of which --trials N chooses. Or give values.")
+    if all(isinstance(values, list) and len(values) == 1 for values in choices.values()):
+        raise UsageError("nothing varies. Give a parameter several values, with commas between: --lr 1e-3,1e-4.")
+    path, _, function = given.recipe.partition(":")
+    where = run or Path("runs", f"{function or Path(path).stem}-sweep")
+    each_of = _Trials(given, choices, where)
+    combinations = each_of.grid() if trials is None else []
     if (where / "run.json").exists():
         raise RunError(f"{where} is a run. Name a directory for the runs of the sweep: --run DIR.")
     if here().count > 1:
         raise ConfigError("a sweep starts the workers of its runs itself: --workers 4 --engine processes.")
     try:
         for each in combinations:
-            trials.make(*each)
-        if own.trials is not None:
-            trials.optimize(own.trials, own.monitor)
+            each_of.make(*each)
+        if trials is not None:
+            each_of.optimize(trials, monitor)
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code != PREEMPTED:
             raise
         print_line("headrace: ended early: the same command goes on from there", sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
-    runs(where, json=trials.options.json)
-    return 1 if trials.failures else 0
+    runs(str(where), json=given.options.json)
+    return 1 if each_of.failures else 0
 
 
-def _choices(parameter: Parameter, value: Value, trials: int | None) -> list[Any] | Range:
-    """The values that a flag gives a parameter, as plain values, or the range."""
-    text = str(value.given)
+def _values(parameter: Parameter, token: Token) -> Any:
+    """The values that an option gives a parameter, as plain values, or a range; a file gives one value."""
+    text = given_text(token)
+    if token.source != "cli":
+        return converted(parameter.kind, text, parameter.name)
     if found := _RANGE.fullmatch(text):
         low, high = (_number(parameter, end) for end in found.groups()[:2])
         if low is not None and high is not None:
-            if trials is None:
-                raise ConfigError(f"{value.where} {text} is a range, of which --trials N chooses. Or give values.")
             if not low < high or (found[3] and low <= 0):
-                raise ConfigError(f"{value.where} {text}: a range goes up, and begins above 0 with :log.")
-            return Range(low, high, bool(found[3]))
-    known = {parameter.name: parameter}
-    values = [plain(typed_values(known, [value._replace(given=part)])[parameter.name]) for part in _parts(text)]
+                raise ValueError(f"{text}: a range goes up, and begins above 0 with :log.")
+            return Values(Range(low, high, bool(found[3])))
+    values = [plain(converted(parameter.kind, part, parameter.name)) for part in _parts(text)]
     if twice := next((each for k, each in enumerate(values) if each in values[:k]), None):
-        raise ConfigError(f"{value.where}: {twice!r} is given twice.")
-    return values
+        raise ValueError(f"{twice!r} is given twice.")
+    return Values(values)
 
 
 def _number(parameter: Parameter, text: str) -> float | None:
@@ -123,32 +142,31 @@ class _Trials:
     """Makes the runs of a sweep."""
 
     given: Given
-    base: Sequence[Value]
-    """What is the same in all of them."""
+    """What is the same in all of them, and what varies."""
     choices: Choices
     where: Path
     failures: int = 0
-    options: Options = field(default_factory=Options)
-    """Those of the last run."""
 
-    def grid(self) -> list[tuple[Path, Training]]:
+    def grid(self) -> list[tuple[Path, "Training"]]:
         """Every combination: where its run goes, and what is to be trained."""
         every = itertools.product(*(values for values in self.choices.values() if isinstance(values, list)))
         return [self.training(values) for values in every]
 
-    def training(self, values: Sequence[Any], number: str = "") -> tuple[Path, Training]:
+    def training(self, values: Sequence[Any], number: str = "") -> tuple[Path, "Training"]:
         """What is to be trained with these values, and where: the name of a run says which they are."""
-        flags = [Value(name, value, flag_of(name)) for name, value in zip(self.choices, values, strict=True)]
-        self.options, training = self.given.training([*self.base, *flags])
-        said = {name: training.arguments[name] for name in self.choices}
-        words = [f"{name}={quote(v if isinstance(v, str) else json.dumps(v), safe=' +')}" for name, v in said.items()]
+        chosen = dict(zip(self.choices, values, strict=True))
+        training = training_of(replace(self.given, arguments={**self.given.arguments, **chosen}))
+        words = [f"{name}={quote(v if isinstance(v, str) else json.dumps(v), safe=' +')}" for name, v in chosen.items()]
         path = self.where / ",".join([*([number] if number else []), *words])
         if len(path.name) > LONGEST:
             raise ConfigError(f"the name of the run {path.name[:40]}... is too long. Vary fewer parameters.")
         return path, replace(training, options={**training.options, "run": str(path)})
 
-    def make(self, path: Path, training: Training) -> bool:
+    def make(self, path: Path, training: "Training") -> bool:
         """Trains, or goes on with what was begun, unless it is finished; whether it is finished now."""
+        from ...engines.launch import launch
+        from ..recipe import changed_arguments, run_recipe
+
         if changed := changed_arguments(path, training.arguments):
             listed = "\n  ".join(changed)
             raise RunError(f"{path} was made with other values:\n  {listed}\nGive those, or name another --run.")
@@ -157,7 +175,8 @@ class _Trials:
             return True
         print_line(f"headrace: {path}", sys.stderr)
         try:
-            launch(run_recipe, training, workers=self.options.workers, engine=self.options.engine)
+            options = self.given.options
+            launch(run_recipe, training, workers=options.workers, engine=options.engine)
         except Exception as error:
             self.failures += 1
             if not isinstance(error, HeadraceError):
@@ -191,14 +210,20 @@ class _Trials:
 
     def _begun(self, number: str) -> dict[str, Any] | None:
         """The values of the run with this number, if there is one."""
+        from ..find import read_recipe
+
         for path in self.where.glob(f"{number},*") if self.where.is_dir() else ():
             if document := read_recipe(path):
                 return {name: document["arguments"].get(name) for name in self.choices}
         return None
 
 
-def _is_finished(path: Path, training: Training) -> bool:
+def _is_finished(path: Path, training: "Training") -> bool:
     """Whether a run has all that is asked for: neither its recipe nor the options of the training have changed."""
+    from ...watch.report.read import read
+    from ..find import read_recipe
+    from ..run_files import SOURCE
+
     document = read_recipe(path)
     if document is None or document["fit"] != encoded(training.document["fit"]):
         return False
@@ -221,6 +246,8 @@ def _optuna() -> Any:
 
 def _monitored(text: str) -> tuple[str, str]:
     """The key to choose by, and whether it should be small or large."""
+    from ...watch.monitor import side_of
+
     said, _, key = text.rpartition(" ")
     mode = said or side_of(key)
     if mode not in ("min", "max"):
@@ -255,8 +282,13 @@ def _param(choices: list[Any] | Range, value: Any, path: Path) -> Any:
 
 def _score(path: Path, key: str, mode: str) -> float | None:
     """The best number that a run has reported."""
+    from ...watch.report.read import read
+
     rows = read(path).rows
     if key not in (there := keys_of(rows)):
         raise ConfigError(f"--monitor {key}: {path} has not measured it. There are: {', '.join(there)}.")
     best = best_row(rows, key, mode)
     return None if best is None else float(best[key])
+
+
+sweep = OfRecipe(_sweep, find_named, without=("resume", "report"), convert=_values)

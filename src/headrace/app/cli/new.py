@@ -1,4 +1,4 @@
-"""What comes before a training: `new`, a recipe that works with a test of it."""
+"""`headrace new`: a recipe that works, and a test of it."""
 
 import ast
 import builtins
@@ -19,11 +19,12 @@ FILES = {"{name}.py": "recipe.py.in", "test_{name}.py": "test.py.in", "README.md
 """What is made, and of which template; `NAME` in a template stands for the name."""
 
 
-def new(name: str, *, json: bool = False) -> int:
+def new(name: str, /, *, json: bool = False) -> int:
     """Makes a directory with a recipe that works and a test of it.
 
     Args:
         name: of the recipe and its directory, as in churn or models/churn
+        json: print JSON, for a program to read
     """
     target = Path(name)
     files = make(target)

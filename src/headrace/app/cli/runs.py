@@ -14,17 +14,18 @@ DEPTH = 3  # directories below the one that is named
 WIDTH = 40  # characters of an argument
 
 
-def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
+def runs(dir: str = "runs", /, *, json: bool = False) -> int:
     """Lists the runs in a directory, with the arguments of their recipes that are not the same in all of them.
 
     Args:
         dir: where to look
+        json: print JSON, for a program to read
     """
     from ...store.disk import run_path
 
-    if not run_path(dir).is_dir():
+    if not (where := run_path(dir)).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
-    found = [_facts(path) for path in _runs_in(dir)]
+    found = [_facts(path) for path in _runs_in(where)]
     varied = _varied([each["arguments"] for each in found])
     forks = any(each["parents"] for each in found)
     lines = [
@@ -96,19 +97,21 @@ def _best(facts: dict[str, Any]) -> str:
     return "-" if best["value"] is None else f"{best['key']} {best['value']:.4g}"
 
 
-def report(run: Path, *, out: Path | None = None, pictures: bool = False, json: bool = False) -> int:
+def report(run: str, /, *, out: Path | None = None, pictures: bool = False, json: bool = False) -> int:
     """Writes a run as one page that needs nothing but itself.
 
     Args:
+        run: the directory of a run
         out: the page (RUN/report.html)
         pictures: the curves as PNG, too, in RUN/report
+        json: print JSON, for a program to read
     """
     if out is not None:
         check_ending(out, (".html",), "--out")
     from ...watch.report import write
 
     page = write(run, out, pictures)
-    drawn = str(run / "report") if pictures else None
+    drawn = str(Path(run) / "report") if pictures else None
     text = f"{page}: open it in a browser" + (f"\n{drawn}: the curves as pictures" if drawn else "")
     print_result(json, {"report": str(page), "pictures": drawn}, text)
     return 0

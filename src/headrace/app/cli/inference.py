@@ -1,0 +1,131 @@
+"""`headrace validate`, `test` and `predict`: use the model of a run."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ...errors import ConfigError
+from .options import DEFAULT_WEIGHTS, Count, Weights, check_ending
+from .output import numbers, print_result
+
+if TYPE_CHECKING:
+    from ...data.arrays import ArrayTable
+
+ENDINGS = (".arrow", ".csv", ".npy", ".parquet")
+"""Those of files that predictions are written to."""
+
+
+def on_validation_data(
+    run: str,
+    data: str | None = None,
+    /,
+    *,
+    weights: Weights = DEFAULT_WEIGHTS,
+    batch_size: Count | None = None,
+    json: bool = False,
+) -> int:
+    """Prints scores on the validation data.
+
+    Args:
+        run: the directory of a run
+        data: a file, instead of the recipe's own data
+        batch_size: rows that the model sees at once
+        json: print JSON, for a program to read
+    """
+    return _score(run, "val", data, weights, batch_size, json)
+
+
+def on_test_data(
+    run: str,
+    data: str | None = None,
+    /,
+    *,
+    weights: Weights = DEFAULT_WEIGHTS,
+    batch_size: Count | None = None,
+    json: bool = False,
+) -> int:
+    """Prints scores on the test data.
+
+    Args:
+        run: the directory of a run
+        data: a file, instead of the recipe's own data
+        batch_size: rows that the model sees at once
+        json: print JSON, for a program to read
+    """
+    return _score(run, "test", data, weights, batch_size, json)
+
+
+def _score(
+    run: str, name: Literal["val", "test"], data: str | None, weights: Weights, batch_size: int | None, json: bool
+) -> int:
+    """Prints scores of the weights of a run, on the data that the recipe calls `name` or on a file."""
+    from ..predict import like_training
+
+    made = weights.load(run)
+    own = {"val": made.val, "test": made.test}
+    scored = own[name] if data is None else like_training(made.trainer, made.train, data, name)
+    if scored is None:
+        others = [other for other, held in own.items() if held is not None]
+        hint = f" It has {', '.join(others)} data." if others else ""
+        command = "validate" if name == "val" else "test"
+        raise ConfigError(f"the recipe has no {name} data.{hint} Name a file: headrace {command} RUN DATA.")
+    scores = made.trainer.validate(scored, name, batch_size=batch_size)
+    text = "\n".join([f"the weights of step {made.step}", *numbers(scores)])
+    print_result(json, {"step": made.step, **scores}, text)
+    return 0
+
+
+# --- predictions -------------------------------------------------------------------------------------------
+
+
+def predict(
+    run: str,
+    data: str,
+    /,
+    *,
+    out: Path,
+    weights: Weights = DEFAULT_WEIGHTS,
+    batch_size: Count | None = None,
+    json: bool = False,
+) -> int:
+    """Writes the model's predictions for every row of a file.
+
+    Args:
+        run: the directory of a run
+        data: a file: .npy .npz .arrow .parquet .csv .ctf; targets may be missing
+        out: what to write: .arrow .csv .npy .parquet
+        batch_size: rows that the model sees at once
+        json: print JSON, for a program to read
+    """
+    check_ending(out, ENDINGS, "--out")
+    from ...formats.write import check_place
+
+    check_place(out)
+    if out.exists() and Path(data).exists() and out.samefile(data):
+        raise ConfigError(f"--out {out} is the file to be read. Name another.")
+    from ...adapters.compose import head
+    from ..predict import like_training, outputs_in
+
+    made = weights.load(run)
+    rows = like_training(made.trainer, made.train, data, "predict", targets=False)
+    if len(rows):
+        with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
+            _write(made.predict(head(rows, 1)), Path(room, f"first{out.suffix}"))
+    found = made.predict(rows, batch_size=batch_size)
+    _write(found, out)
+    columns = outputs_in(found) if out.suffix.lower() == ".npy" else [stream.name for stream in found.streams]
+    document = {"file": str(out), "rows": len(rows), "step": made.step, "columns": columns}
+    text = f"{out}: {', '.join(columns)} of {len(rows):,} rows, by the weights of step {made.step}"
+    print_result(json, document, text)
+    return 0
+
+
+def _write(found: "ArrayTable", out: Path) -> None:
+    from ...formats.write import whole, write_table
+    from ..predict import write_csv, write_npy
+
+    ending = out.suffix.lower()
+    if ending in (".arrow", ".parquet"):
+        return write_table(found, out)
+    with whole(out) as beside, open(beside, "wb") as file:
+        (write_npy if ending == ".npy" else write_csv)(found, file)

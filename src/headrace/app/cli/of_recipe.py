@@ -1,0 +1,124 @@
+"""Commands that take the parameters of a recipe as options, beside those of every training."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import App, Group, Token
+from cyclopts import Parameter as Option
+
+from ...errors import ConfigError
+from ..parameters import Parameter, check_default, check_parameters, converted, described, parameters_of
+from .commands import given, new_app
+from .options import Options
+from .sources import of_environment, of_files
+
+RECIPE, TRAINING, COMMAND = (Group(name, sort_key=k) for k, name in enumerate(["The recipe", "The training", "Both"]))
+ORDER = (
+    "The first of these counts: the option, the files that --config names, the last one first, the environment "
+    "(HEADRACE_LR=0.1), the default. Of two options with one name, the recipe's counts."
+)
+RESERVED = (
+    *("config", "print_config", "help", "recipe", "arguments", "fit"),
+    *("run", "resume", "trust", "override", "progress", "report", "json"),
+)
+"""Names that a parameter of a recipe may not have."""
+Files = Annotated[tuple[str, ...], Option(show_default=False)]
+Convert = Callable[[Parameter, Token], Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A recipe, and the values that it and the training are given."""
+
+    recipe: str
+    arguments: Mapping[str, Any]
+    options: Options
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the first words of a command name: a recipe and its function, and files of options that a run has."""
+
+    name: str = ""
+    function: Callable[..., Any] | None = None
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OfRecipe:
+    """A command: `run` takes what the command takes by place, then `Given`, then options of its own."""
+
+    run: Callable[..., int]
+    find: Callable[[Sequence[str]], Found]
+    """Finds the recipe that the words name."""
+    without: tuple[str, ...] = ()
+    """Options of the training that it does not have."""
+    convert: Convert | None = None
+    """How values of the recipe's parameters are read, if not as their types."""
+
+    def app(self, words: Sequence[str], **options: Any) -> App:
+        """The command, as words that begin like these need it."""
+        found = self.find([word for word in words if word not in ("--help", "-h")])
+        sources = [of_files(found.files, {} if found.function is None else _parameters(found.function)), of_environment]
+        app = new_app(**options, config=sources, help_epilogue=ORDER)
+        app.default(self.function(found))
+        return app
+
+    def function(self, found: Found) -> Callable[..., int]:
+        """A function of all options, which calls `run`."""
+        recipe = {} if found.function is None else _parameters(found.function)
+        place, _, *own = inspect.signature(self.run).parameters.values()
+        own_names = {each.name for each in own}
+        taken = recipe.keys() | own_names | {*self.without}
+        training = {name: each for name, each in parameters_of(Options).items() if name not in taken}
+
+        def call(first: str, /, **values: Any) -> int:
+            arguments = {name: values.pop(name, each.default) for name, each in recipe.items()}
+            options = Options(**{name: values.pop(name) for name in training if name in values})
+            options.check()
+            return self.run(first, Given(found.name, arguments, options), **values)
+
+        about = {} if found.function is None else described(found.function)
+        options = [
+            *(_option(each, about, RECIPE, self.convert) for each in recipe.values()),
+            *(_option(each, described(Options), TRAINING) for each in training.values()),
+            *(each.replace(annotation=Annotated[each.annotation, Option(group=COMMAND)]) for each in own),
+        ]
+        call.__doc__ = self.run.__doc__
+        vars(call)["__signature__"] = inspect.Signature([place, *options])
+        return call
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a recipe by name."""
+    check_parameters(function)
+    found = parameters_of(function)
+    if reserved := next((name for name in RESERVED if name in found), None):
+        raise ConfigError(f"the recipe has a parameter {reserved!r}, which the command line has itself. Rename it.")
+    for each in found.values():
+        check_default(each)
+    return found
+
+
+def _option(
+    each: Parameter, about: Mapping[str, str], group: Group, convert: Convert | None = None
+) -> inspect.Parameter:
+    """A parameter as an option, of which cyclopts knows only whether it is a switch: `Parameter.value` converts it."""
+    from rich.markup import escape
+
+    read = convert or (lambda parameter, token: converted(parameter.kind, given(token), parameter.name))
+    switch = each.kind is bool and convert is None
+    how = Option(
+        help=about.get(each.name, "").rstrip("."),
+        group=group,
+        converter=lambda _, tokens: read(each, tokens[-1]),
+        negative=None if switch and each.default else (),
+        metavar=escape(each.type),
+        show_default=each.default is not False,
+        accepts_keys=False,
+    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    default = inspect.Parameter.empty if each.required else each.default
+    return inspect.Parameter(each.name, kind, default=default, annotation=Annotated[bool if switch else str, how])
