@@ -4,6 +4,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -33,10 +34,10 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Every page that is made, as it should be."""
-    migrate = DOCS / "migrate.md"
+    switch = DOCS / "switch.md"
     return {
         DOCS / "names.md": names_page(),
-        migrate: with_lines(migrate.read_text()),
+        switch: with_lines(switch.read_text()),
     }
 
 
@@ -66,21 +67,22 @@ def part_of(module: str) -> str:
 # --- lines that a task takes ------------------------------------------------------------------------------
 
 TASKS = {
-    "with_headrace": ("headrace", "migrate.md"),
-    "with_keras": ("[Keras](from_keras.md)", "from_keras.md"),
-    "with_skorch": ("[skorch](from_skorch.md)", "from_skorch.md"),
-    "with_lightning": ("[Lightning](from_lightning.md)", "from_lightning.md"),
-    "with_transformers": ("[Hugging Face Trainer](from_transformers.md)", "from_transformers.md"),
-    "loop": ("[a loop by hand](from_loop.md)", "migrate.md"),
-    "with_accelerate": ("[Accelerate](from_accelerate.md)", "from_accelerate.md"),
+    "with_headrace": "headrace",
+    "with_keras": "Keras",
+    "with_skorch": "skorch",
+    "with_lightning": "Lightning",
+    "with_transformers": "transformers",
+    "loop": "plain torch",
+    "with_accelerate": "Accelerate",
 }
-"""The programs that do the same: by the name of the file, the library and the page that shows the program."""
+"""The programs of the page that do the same: by the name of the file, the library."""
 
 
 def program(name: str, page: str) -> str:
-    """A program that a page shows as the file `name`.py."""
-    (found,) = re.findall(rf'^```python title="{name}\.py"\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
-    return str(found)
+    """A program that a page shows as the file `name`.py, in a tab or not."""
+    shown = rf'^( *)```python title="{name}\.py"\n(.*?)^\1```$'
+    ((_, found),) = re.findall(shown, page, flags=re.MULTILINE | re.DOTALL)
+    return dedent(found)
 
 
 def code_lines(text: str) -> int:
@@ -89,8 +91,8 @@ def code_lines(text: str) -> int:
 
 
 def with_lines(text: str) -> str:
-    """The page of migrations with the lines of each program, fewest first."""
-    counted = {what: code_lines(program(name, (DOCS / page).read_text())) for name, (what, page) in TASKS.items()}
+    """The page of other libraries with the lines of each program, fewest first."""
+    counted = {library: code_lines(program(name, text)) for name, library in TASKS.items()}
     rows = "".join(f"| {what} | {lines} |\n" for what, lines in sorted(counted.items(), key=lambda each: each[1]))
     table = f"| library | lines of code |\n|---|---|\n{rows}"
     return re.sub(r"(<!-- lines[^\n]*-->\n).*?(<!-- end of lines -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The pages for those who come from other libraries are true: the programs of both sides run and learn the same."""
+"""The page for those who come from other libraries is true: the programs of both sides run and learn the same."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from kit.imports import module_at
 import headrace
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+PAGE = ROOT / "docs" / "switch.md"
 NEEDS = {
     "with_keras": "keras",
     "with_skorch": "skorch",
@@ -38,8 +38,8 @@ def test_a_program_learns_the_task_and_goes_on_when_it_is_started_again(
 ) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
-    (tmp_path / "data.py").write_text(made.program("data", (DOCS / "migrate.md").read_text()))
-    (tmp_path / "task.py").write_text(made.program(name, (DOCS / made.TASKS[name][1]).read_text()))
+    (tmp_path / "data.py").write_text(made.program("data", PAGE.read_text()))
+    (tmp_path / "task.py").write_text(made.program(name, PAGE.read_text()))
     for _ in ("begins", "goes on"):
         last = run(tmp_path).splitlines()[-1]
         found = re.fullmatch(r"test accuracy (\d\.\d+)", last)
@@ -61,22 +61,16 @@ def run(room: Path) -> str:
     return done.stdout.strip()
 
 
-def test_every_page_shows_the_same_program_with_headrace(made: ModuleType) -> None:
-    pages = [DOCS / page for page in {page for _, page in made.TASKS.values()}]
-    assert len(pages) == 6
-    assert len({made.program("with_headrace", page.read_text()) for page in pages}) == 1
-
-
 def test_lines_are_counted_in_programs_of_one_layout(made: ModuleType, tmp_path: Path) -> None:
     assert made.code_lines("# why\n\nimport torch\n\nx = 1  # one\n") == 2
-    for name, (_, page) in made.TASKS.items():
-        (tmp_path / f"{name}.py").write_text(made.program(name, (DOCS / page).read_text()))
+    for name in made.TASKS:
+        (tmp_path / f"{name}.py").write_text(made.program(name, PAGE.read_text()))
     command = [sys.executable, "-m", "ruff", "format", "--check", "--line-length", "120", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
 def test_the_lines_of_the_page_are_those_of_its_programs(made: ModuleType) -> None:
-    text = (DOCS / "migrate.md").read_text()
+    text = PAGE.read_text()
     assert made.with_lines(text) == text, "it is out of date: run scripts/docs"
     assert made.with_lines(re.sub(r"\| \d+ \|", "| 99 |", text)) == text, "the control"
