@@ -88,6 +88,7 @@ from .workers.elastic import Elastic as Elastic
 from .workers.here import here as here
 from .workers.rounds import DiLoCo as DiLoCo
 from .workers.rounds import Periodic as Periodic
+from .workers.sharded import Sharded as Sharded
 from .workers.strategy import Strategy as Strategy
 from .workers.synchronous import Synchronous as Synchronous
 

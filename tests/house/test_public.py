@@ -67,6 +67,7 @@ PUBLIC = [
     "SWA",
     "Schedule",
     "Shard",
+    "Sharded",
     "Source",
     "SourceError",
     "Sparse",

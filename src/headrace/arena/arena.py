@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from .joint import owners_of
 from .optimizer import SHAPED, OptimizerHooks, by_name, is_elementwise
+from .sharding import local
 from .vectors import (
     Slot,
     Vector,
@@ -47,6 +48,7 @@ class Arena:
         optimizer: Optimizer,
         *,
         packed: bool = True,
+        shards: bool = False,
         largest: int | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
@@ -54,7 +56,10 @@ class Arena:
         self._original = [list(group["params"]) for group in optimizer.param_groups]
         places = owners(model)
         self.names = names_of(optimizer, places)
-        refuse_sharded(self.names)
+        if not shards:
+            refuse_sharded(self.names)
+        self.shared_norm: Tensor | None = None
+        """The norm of the gradients at hand, where every worker has parts of them."""
         steppers = owners_of(optimizer)
         shared = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
@@ -192,6 +197,10 @@ class Arena:
             self._pieces = self._missing, pieces
         return self._pieces[1] + _present(self.loose)
 
+    def norm(self) -> Tensor:
+        """The norm of all gradients that `collect` has found."""
+        return norm_of(self.pieces()) if self.shared_norm is None else self.shared_norm
+
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state by parameter names, as views of what it works on."""
         self._adopt_new_groups()
@@ -199,7 +208,7 @@ class Arena:
 
     def unusual(self) -> list[str]:
         """The names of parameters whose gradient is not finite."""
-        gradients = ((p, p.grad) for p in self.params)
+        gradients = ((p, p.grad if p.grad is None else local(p.grad)) for p in self.params)
         return [self.names[p] for p, g in gradients if g is not None and not all_finite([g])]
 
     def discard(self) -> None:
@@ -308,21 +317,20 @@ class Arena:
 
 
 def _present(params: Iterable[nn.Parameter]) -> list[Tensor]:
-    return [p.grad for p in params if p.grad is not None]
+    return [local(p.grad) for p in params if p.grad is not None]
 
 
 # --- what is asked of all gradients: their norm, whether they are finite, to be clipped -----------------
 
 
 def clip(
-    gradients: Sequence[Tensor], pieces: Sequence[Tensor], norm: float | None, value: float | None
+    gradients: Sequence[Tensor], measure: Callable[[], Tensor], norm: float | None, value: float | None
 ) -> Tensor | None:
     """Clips gradients to a total norm and to a largest element, as torch's own functions do; the norm that they had.
 
-    `pieces` are the same numbers cut in a way that is the same in every training, as `Arena.pieces` gives them. An
-    infinite `norm` only measures.
+    `measure` finds their norm, as `Arena.norm` does. An infinite `norm` only measures.
     """
-    before = norm_of(pieces) if norm is not None and gradients else None
+    before = measure() if norm is not None and gradients else None
     if before is not None and norm is not None and norm != math.inf:
         torch._foreach_mul_(list(gradients), torch.clamp(norm / (before + 1e-6), max=1.0))
     if value is not None:

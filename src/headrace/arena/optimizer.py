@@ -18,6 +18,7 @@ from ..store.shape import check, like, maybe
 from . import flat
 from .joint import Joint, kind_of, owners_of, parts_of
 from .momentum import MomentumSGD
+from .sharding import fitted, is_sharded
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
@@ -135,6 +136,7 @@ def _preparing(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Callable[[
     scheduled = hasattr(outer, "_wrapped_by_lr_sched") and vars(outer)["__wrapped__"] is method
     known = (outer is None or scheduled) and _is_of_torch(method)
     bare = known and is_elementwise(type(optimizer)) and not optimizer.defaults.get("differentiable")
+    bare = bare and not _has_shards(optimizer)
     plain = inspect.unwrap(method)
     listeners = (
         optimizer._optimizer_step_pre_hooks,
@@ -156,6 +158,10 @@ def _preparing(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Callable[[
         return flat.prepare(optimizer) or plainly
 
     return prepared
+
+
+def _has_shards(optimizer: Optimizer) -> bool:
+    return any(is_sharded(param) for group in optimizer.param_groups for param in group["params"])
 
 
 def is_elementwise(kind: type[Optimizer]) -> bool:
@@ -240,6 +246,8 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
     One that would begin its state in the step leaves memory that nobody has written: it does not.
     """
+    if _has_shards(optimizer):
+        return False
     if not (hasattr(optimizer, "_step_supports_amp_scaling") and all(g.get("fused") for g in optimizer.param_groups)):
         return False
     stepped = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
@@ -331,6 +339,7 @@ def _own(value: Any, param: Tensor, elsewhere: bool) -> Any:
         return torch.sparse_coo_tensor(indices, values, value["size"], is_coalesced=value["coalesced"])
     if not isinstance(value, Tensor):
         return value
+    value = fitted(value, param)
     if value.shape == param.shape and not elsewhere:
         return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
     return value.clone() if elsewhere else value.to(param.device, copy=True)

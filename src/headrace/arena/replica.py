@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from .arena import Arena
 from .joint import parts_of
+from .sharding import as_shard, fitted, is_sharded, local
 from .vectors import plain_name, view
 
 
@@ -26,7 +27,7 @@ class Replica:
     def values(self) -> list[Tensor]:
         """Parameters: vectors, and those that could not be stored in one."""
         vectors = [vector.values for arena in self._arenas() for vector in arena.vectors]
-        return vectors + [param.detach() for arena in self._arenas() for param in arena.loose]
+        return vectors + [local(param.detach()) for arena in self._arenas() for param in arena.loose]
 
     @property
     def statistics(self) -> list[Tensor]:
@@ -51,7 +52,7 @@ class Replica:
                 flat = next(remaining)
                 found |= {slot.name: view(flat, slot.value, slot.start) for slot in vector.slots}
         for arena in self._arenas():
-            found |= {arena.names[param]: next(remaining) for param in arena.loose}
+            found |= {arena.names[p]: _like(next(remaining), p) for p in arena.loose}
         return found | dict(zip(self._statistics_names(), remaining, strict=False))
 
     def joined(self, named: Mapping[str, Tensor]) -> list[Tensor]:
@@ -61,7 +62,7 @@ class Replica:
         for name, place in self.by_name(found).items():
             if name not in named:
                 raise CheckpointError(f"the strategy's state lacks {name!r}, which the model has.")
-            place.copy_(named[name])
+            place.copy_(fitted(named[name], place))
         return found
 
     def write(self, tensors: Sequence[Tensor]) -> None:
@@ -76,6 +77,11 @@ class Replica:
 
     def _statistics_names(self) -> list[str]:
         return [plain_name(name) for name, buffer in self._model.named_buffers() if _is_measured(buffer)]
+
+
+def _like(value: Tensor, param: Tensor) -> Tensor:
+    """A tensor of `values` as its parameter is: a shard of a sharded one."""
+    return as_shard(value, param) if is_sharded(param) else value
 
 
 def _is_measured(buffer: Tensor) -> bool:

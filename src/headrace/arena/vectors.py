@@ -95,8 +95,8 @@ def refuse_sharded(names: dict[nn.Parameter, str]) -> None:
     for param, name in names.items():
         if type(param.data).__name__ == "DTensor":
             raise ModelError(
-                f"parameter {name!r} is a DTensor. Sharded models (FSDP, tensor parallel) are not supported; "
-                "pass an ordinary module."
+                f"parameter {name!r} is a DTensor: the model is sharded already. Pass an ordinary module, with "
+                "strategy=hr.Sharded(...), which shards it."
             )
 
 

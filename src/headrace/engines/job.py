@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..arena.sharding import is_sharded
 from ..errors import CheckpointError
 from ..store.codec import Tensors, decode, encode
 from ..workers.strategy import Strategy
@@ -88,8 +89,11 @@ def needs_center(main: Callable[..., Any], arguments: Sequence[Any]) -> bool:
 
 def _state(model: nn.Module) -> dict[str, Any]:
     """The state of a model on the host: tensors, and what `get_extra_state` gives if it is made of plain values."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and is_sharded(value):
+            warnings.warn("the caller's model keeps its own weights: the workers have shards of theirs.", stacklevel=2)
+            return {}
         tensors: Tensors = {}
         try:
             found[name] = decode(encode(value, tensors, name), {key: each.cpu() for key, each in tensors.items()})

@@ -93,12 +93,18 @@ def auto_device(device: str | None) -> Iterator[None]:
         _AUTO.reset(before)
 
 
-def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
-    """The device to train on: the one that is named, else the model's own accelerator, else any."""
+def device_for(device: str | torch.device, model: nn.Module, shards: bool = False) -> torch.device:
+    """The device to train on: the one that is named, else the model's own accelerator, else any.
+
+    `shards`: a strategy gives a model on "meta" its values.
+    """
     held = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if shards:
+        held -= {torch.device("meta")}
     if torch.device("meta") in held:
         raise ModelError(
-            "the model is on the 'meta' device and has no values. Materialise it first: model.to_empty(...)."
+            "the model is on the 'meta' device and has no values. Materialise it first: model.to_empty(...); or shard "
+            "it: strategy=hr.Sharded(init=...)."
         )
     if len(held) > 1:
         raise ModelError(
@@ -118,6 +124,22 @@ def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
     if held and (own := held.pop()).type != "cpu":
         return own
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def can_shard(arguments: Mapping[str, Any], own_steps: bool) -> None:
+    """Raises on what a trainer of a sharded model cannot do."""
+    refused = {
+        "precision='fp16' or 'bf16'": (arguments["precision"] != "fp32", "hr.Sharded(params='bf16')"),
+        "microbatch='auto'": (arguments["microbatch"] == "auto", "a number of rows"),
+        "tape=True": (arguments["tape"] is True, "no tape"),
+        "an overridden train_step or evaluate_step": (own_steps, "an hr.Objective"),
+    }
+    for what, (is_asked, instead) in refused.items():
+        if is_asked:
+            raise ConfigError(
+                f"hr.Sharded does not go with {what}: all workers use the model at the same time, in equally many "
+                f"passes. Use {instead}."
+            )
 
 
 def is_batch(batch: Any, giver: str) -> None:

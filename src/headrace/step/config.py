@@ -42,7 +42,7 @@ Config = dict[str, Any]
 
 def of_settings(given: Mapping[str, Any]) -> Config:
     """The arguments of a trainer that a resumed run has to repeat."""
-    strategy = given["strategy"] or Synchronous()  # one worker or several, it is the same
+    strategy = (given["strategy"] or Synchronous()).setting  # one worker or several, it is the same
     return {name: plain(strategy if name == "strategy" else given[name]) for name in SETTINGS}
 
 

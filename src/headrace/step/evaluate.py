@@ -213,8 +213,7 @@ def predictions(
     on_host: list[Any] = []
     on_device: list[Any] = []
     totals: list[int] = []
-    overridden = type(objective).outputs is not Objective.outputs
-    outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if overridden else objective.call
+    outputs = outputs_of(objective)
     with torch.no_grad(), precision.context():
         for batch in batches:
             totals.append(batch.total)
@@ -235,6 +234,11 @@ def predictions(
         raise DataError("the predict data gave no rows. Pass data with at least one.")
     joined = _joined(on_host)
     return tree_map(lambda leaf: map_tensors(leaf, _as_float), joined) if precision.halves else joined
+
+
+def outputs_of(objective: Objective) -> Callable[[nn.Module, Batch], Any]:
+    """What calls a model for predictions."""
+    return objective.outputs if type(objective).outputs is not Objective.outputs else objective.call
 
 
 def _as_float(tensor: Tensor) -> Tensor:

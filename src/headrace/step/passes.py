@@ -50,10 +50,11 @@ class PassContext:
         self._steps, self._precision = steps, steps.precision
         self._context = steps.precision.context if steps.precision.halves else None
         self._getters = steps.getters if steps.scored == name else ()
-        shared = self.strategy.shares_updates or self.strategy.parts
+        shared = self.strategy.shares_updates or self.strategy.parts or self.strategy.shards
         self.terms = SharedTerms(self.strategy, self.device) if shared else None
         """The terms of updates that workers share, or that are made of parts."""
         self.bad_workers = (lambda: "") if self.terms is None else self.terms.bad_workers
+        self.stand_ins = steps.stand_ins
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
 
     @property
@@ -158,13 +159,18 @@ class PassContext:
         return self._precision.scale(seed) if self.scales else seed
 
     def totals(self, parts: Sequence[Batch]) -> dict[str, Scalar]:
-        """The weights of all microbatches; by a forward pass that leaves no trace where nothing else can tell."""
+        """The weights of all microbatches, added up."""
+        found = self.weights(parts)
+        return {name: sum(weights[name] for weights in found) for name in found[0]}
+
+    def weights(self, parts: Sequence[Batch]) -> list[dict[str, Scalar]]:
+        """The weights of each microbatch; by a forward pass that leaves no trace where nothing else can tell."""
         found = [dict(self.objective.weights(part)) for part in parts]
         if not found[0] or any(weight is None for weights in found for weight in weights.values()):
             with torch.no_grad(), _untouched(self.buffers, self.device):
                 found = [{name: term.weight for name, term in self.forward(part).items()} for part in parts]
         read = self.guard.read
-        return {name: sum(read(weights[name]) for weights in found) for name in found[0]}  # type: ignore[arg-type, misc]
+        return [{name: read(weight) for name, weight in weights.items()} for weights in found]  # type: ignore[arg-type]
 
 
 class Pass(ABC):

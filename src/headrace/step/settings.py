@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from ..data.batch import Batch
 from ..errors import DataError
 from ..loss.objective import Objective, scoring
 from ..workers.strategy import Strategy
@@ -34,6 +35,33 @@ class Settings:
 
 OutputGetter = Callable[[Any], Any]
 """Takes one output out of all that a model returned."""
+
+
+FEW = 2  # rows of a stand-in: batch normalisation refuses a single one
+
+
+class StandIns:
+    """Rows for passes of a worker that has none of a batch, or fewer microbatches than others: of an earlier batch.
+
+    What they give counts for nothing, and changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._rows: Batch | None = None
+
+    def remember(self, batch: Batch) -> None:
+        """A batch of which this worker has rows."""
+        if self._rows is None or self._rows.rows < min(FEW, batch.rows):
+            self._rows = batch.split(FEW)[0] if batch.rows > FEW else batch
+
+    @property
+    def rows(self) -> Batch:
+        if self._rows is None:
+            raise DataError(
+                "a worker has no rows of the first batch, and all workers have to use a sharded model together. Give "
+                "the first batch at least one row for each worker."
+            )
+        return self._rows
 
 
 class StepState:
@@ -65,6 +93,8 @@ class StepState:
         """Whether every update measures the norm of its gradients."""
         self.microbatch: int | None = None
         """Rows that pass the model at once; `None`: all of a batch."""
+        self.stand_ins = StandIns()
+        """Rows for passes that are made only since other workers make them."""
         self.failed_step = ""
         """What has ended an update while its optimizer stepped, and may have left half of it."""
         self.change(**asdict(settings))
@@ -83,6 +113,7 @@ class StepState:
         at_once = min(rows, self.microbatch or rows)
         if (
             self.strategy.parts
+            or self.strategy.shards
             or not self.adapts
             or at_once == 1
             or not all(objective.splits for objective in self.objectives.values())

@@ -22,6 +22,7 @@ from .diagnose import first_not_finite
 from .parts import Parts
 from .passes import Pass, PassContext
 from .settings import StepState, draws_random
+from .sharded_pass import ShardedPass
 
 
 class Update:
@@ -33,7 +34,7 @@ class Update:
     def __init__(self, steps: StepState, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.arena, self.buffers = name, arena, buffers
         self.passes = passes = PassContext(steps, name, objective, arena, buffers)
-        self._parts = None if passes.terms is None or not steps.strategy.parts else Parts(passes, passes.terms)
+        self._only_pass = _only_pass(passes)
         self.tapes, self.guard, self.device = passes.tapes, steps.guard, passes.device
         self.scales, self.bad_workers = passes.scales, passes.bad_workers
         self.draws = self.device.type == "cpu" or any(map(draws_random, steps.model.modules()))
@@ -69,7 +70,7 @@ class Update:
     def prepare(self, batch: Batch) -> Made:
         """How batches like this one are updated with."""
         self.batch = batch
-        return Made(self, batch, self._parts or self.passes.of(batch))
+        return Made(self, batch, self._only_pass or self.passes.of(batch))
 
     # --- the optimizer ------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class Update:
             self._precision.unscale(self.arena.optimizer, gradients)
         if settings.clip_norm is not None or settings.clip_value is not None or self._steps.measures_norm:
             most = math.inf if settings.clip_norm is None and self._steps.measures_norm else settings.clip_norm
-            self.norm = clip(gradients, self.arena.pieces(), most, settings.clip_value)
+            self.norm = clip(gradients, self.arena.norm, most, settings.clip_value)
 
     def optimizer_step(self, gradients: Sequence[Tensor], step: Callable[[], Any] | None = None) -> None:
         """The optimizer's step; `step`: as it is known to be made."""
@@ -167,6 +168,13 @@ class Update:
         self.batch, self.is_stepping, self.passes.is_sharing = batch, False, False
         if self.buffers.exist:
             self.buffers.save()
+
+
+def _only_pass(passes: PassContext) -> Pass | None:
+    """How every batch is passed, under strategies that leave no choice."""
+    if passes.terms is None or not (passes.strategy.parts or passes.strategy.shards):
+        return None
+    return (Parts if passes.strategy.parts else ShardedPass)(passes, passes.terms)
 
 
 class Made:

@@ -16,6 +16,7 @@ from ..arena.buffers import Buffers
 from ..arena.joint import kind_of
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
+from ..arena.sharding import local
 from ..arena.vectors import names_of, owners, plain_name
 from ..data.batch import Batch
 from ..errors import CheckpointError, ModelError, NonFiniteError
@@ -55,7 +56,7 @@ class Updates(StepState):
         super().__init__(model, objectives, optimizers, settings, precision, guard, strategy, getters)
         self._pauses = pauses  # at every which step the optimizer of a key is used, of those that are not used at each
         self._answers: dict[Objective, Tapes] = {}
-        self._tape_note = ""
+        self._tape_note = strategy.note
         self._not_finite: set[str] | None = None  # what was not finite when the training began
         self._checked = 0  # the last update after which the weights were checked
 
@@ -114,7 +115,14 @@ class Updates(StepState):
         each: list[Update] = []
         try:
             for name, optimizer in self.optimizers.items():
-                arena = Arena(self.model, optimizer, packed=self.settings.arena, largest=largest, release=self.release)
+                arena = Arena(
+                    self.model,
+                    optimizer,
+                    packed=self.settings.arena,
+                    shards=self.strategy.shards,
+                    largest=largest,
+                    release=self.release,
+                )
                 each.append(Update(self, name, self.objectives[name], arena, buffers))
         except BaseException:
             for update in each:
@@ -236,7 +244,7 @@ class Updates(StepState):
         """Before the first update: remembers what is not finite already, as a mask may be, and may stay so."""
         if self._not_finite is None:
             tensors = dict(self._fractions())
-            finite = math.isfinite(float(total(list(tensors.values()))))
+            finite = math.isfinite(self.strategy.everywhere(float(total(list(tensors.values())))))
             self._not_finite = set() if finite else {name for name, t in tensors.items() if not all_finite([t])}
 
     def watch(self, outcome: Outcome) -> None:
@@ -250,15 +258,16 @@ class Updates(StepState):
     def _fractions(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if tensor.is_floating_point():
-                yield plain_name(name), tensor.detach()
+                yield plain_name(name), local(tensor.detach())
 
     def _check_weights(self) -> None:
         """Raises if an optimizer has made a weight not finite, though the gradients were finite."""
         if self._checked == self.count:
             return
-        params = [param.detach() for group in groups_of(self.optimizers.values()) for param in group["params"]]
+        params = [local(param.detach()) for group in groups_of(self.optimizers.values()) for param in group["params"]]
         params = [torch.view_as_real(param) if param.is_complex() else param for param in params]
-        if math.isfinite(float(total([param for param in params if param.is_floating_point()]))):
+        number = float(total([param for param in params if param.is_floating_point()]))
+        if math.isfinite(self.strategy.everywhere(number)):
             self._checked = self.count
             return
         places = owners(self.model)
@@ -266,7 +275,8 @@ class Updates(StepState):
         named = named or [names_of(optimizer, places) for optimizer in self.optimizers.values()]
         first, known = self._checked + 1, self._not_finite or set()
         for (key, optimizer), names in zip(self.optimizers.items(), named, strict=True):
-            bad = [n for param, n in names.items() if n not in known and not all_finite([param.detach()])]
+            bad = [n for p, n in names.items() if n not in known and not all_finite([local(p.detach())])]
+            bad = self.strategy.join_names(bad)
             if not bad:
                 continue
             rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups)

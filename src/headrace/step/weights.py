@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..arena.sharding import fitted
 from ..arena.vectors import plain_name
 from ..data.read_by import ReadBy
 from ..data.source import Categories
@@ -139,8 +140,13 @@ def _listed(problems: Mapping[str, Sequence[str]]) -> str:
 
 def load_model(model: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
     """Gives a model the state of one like it."""
-    names = {plain_name(name): name for name in model.state_dict()}
-    model.load_state_dict({names.get(name, name): value for name, value in saved.items()}, strict=strict)
+    own = model.state_dict()
+    names = {plain_name(name): name for name in own}
+    values = {names.get(name, name): value for name, value in saved.items()}
+    fit = {
+        name: fitted(value, own[name]) if isinstance(own.get(name), Tensor) else value for name, value in values.items()
+    }
+    model.load_state_dict(fit, strict=strict)
 
 
 def _weights_only(name: str) -> bool:

@@ -266,12 +266,12 @@ class Checkpointer:
 
     def mark_best(self, model: nn.Module) -> None:
         """The model is the best so far; a run keeps the checkpoint of this step."""
-        if not self.keeps and self._comm.leader:
+        if not self.keeps and (self._comm.leader or self._strategy.shards):
             state = model.state_dict()
             self._best = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
 
     def restore(self, best: Best, model: nn.Module) -> None:
-        """The model of worker 0 becomes the best again."""
+        """The model of worker 0, or this worker's part of a sharded one, becomes the best again."""
         self._restore(best, model)
         if self._best:
             model.load_state_dict(self._best, strict=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..data.batch import Batch
 from ..data.feed import Feed
@@ -47,7 +50,8 @@ def predict(trainer: Trainer, data: Any, batch_size: int | None, callbacks: Sequ
     source = _source_of(trainer, data, "predict", batch_size)
     objective = next(iter(trainer.eval_objectives.values()))
     with _once(trainer, source, batch_size) as feed:
-        batches = _with_callbacks(trainer, callbacks, feed, feed)
+        outputs = partial(evaluate.outputs_of(objective), trainer.model)
+        batches = _with_callbacks(trainer, callbacks, feed, _in_step(trainer, feed, outputs))
         tapes = trainer.updates.answers(objective, bool(callbacks))
         how = batches, trainer.precision, trainer.workers.gather, tapes
         return evaluate.predictions(objective, trainer.model, feed, *how)
@@ -69,7 +73,9 @@ def score(
     joins = not trainer.has_own_evaluate_step and len(trainer.eval_objectives) == 1
     parts = trainer.strategy.parts if shares else 0
     with _once(trainer, source, batch_size, shares, times=parts or 1) as feed:
-        limited = evaluate.limited(feed, limit, trainer.signals.check_scoring)
+        joined = objective if joins and isinstance(objective, Supervised) and objective.joins else None
+        answers = trainer.evaluate_step if joined is None else partial(joined.answers, trainer.model)
+        limited = evaluate.limited(_in_step(trainer, feed, answers), limit, trainer.signals.check_scoring)
         batches = _with_callbacks(trainer, callbacks, feed, limited)
         if parts:
             batches = _parts(trainer, name, batches)
@@ -77,13 +83,29 @@ def score(
             replace(as_outcome(trainer.evaluate_step(batch), "evaluate_step", batch), part=batch.part)
             for batch in batches
         )
-        if joins and isinstance(objective, Supervised) and objective.joins:
+        if joined is not None:
             read, scored = trainer.updates.guard.read, metrics.targets
             tapes = trainer.updates.answers(objective, bool(callbacks))
             outcomes = evaluate.outcomes_by_block(
-                objective, trainer.model, batches, trainer.precision, read, scored, tapes
+                joined, trainer.model, batches, trainer.precision, read, scored, tapes
             )
         return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
+
+
+def _in_step(trainer: Trainer, feed: Iterable[Batch], call: Callable[[Batch], Any]) -> Iterable[Batch]:
+    """The batches of a pass. Where a model is sharded, a worker without rows calls it too, with those of before."""
+    return _calling_in_step(trainer, feed, call) if trainer.strategy.shards else feed
+
+
+def _calling_in_step(trainer: Trainer, feed: Iterable[Batch], call: Callable[[Batch], Any]) -> Iterator[Batch]:
+    last: Batch | None = None
+    for batch in feed:
+        if batch.rows:
+            last = batch
+        else:
+            with torch.no_grad(), trainer.precision.context():
+                call(last or trainer.updates.stand_ins.rows)
+        yield batch
 
 
 def _parts(trainer: Trainer, name: str, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -115,7 +137,7 @@ def _once(
         shard=trainer.workers.shard if shares else WHOLE,
         once=True,
     )
-    with evaluate.mode(trainer.all_modules, training=False), rewound(source), feed:
+    with evaluate.mode(trainer.all_modules, training=False), rewound(source), feed, trainer.strategy.passing():
         yield feed
 
 

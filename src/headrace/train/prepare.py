@@ -59,6 +59,8 @@ def make_loop(
         )
     workers = trainer.workers
     run = Run.of(run)
+    if trainer.strategy.shards and run.path is not None:
+        raise ConfigError("hr.Sharded cannot save checkpoints yet: leave run= out.", argument="run")
     checkpointer = Checkpointer(workers.strategy, run)
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     bounds = limits(epochs, steps, samples, minutes)

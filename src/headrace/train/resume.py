@@ -51,7 +51,7 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     common, workers = checkpoint.common, checkpoint.workers
     saved = common["strategy"]  # `None` of one worker without a strategy
     _check_kind(saved, strategy)
-    is_same = saved is None or saved["kind"] == type(strategy).__name__
+    is_same = saved is None or saved["kind"] == strategy.kind
     if strategy.centered:  # rows that other workers had leased may be read by any
         cursor = common["source"]["initial"] | {"pass": common["counters"]["epochs"]}
         source, place = common["source"] | {"cursor": cursor}, common["place"] | {"batch": 0, "ends_epoch": True}

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..data.batch import Batch
 from ..data.read_by import nulls_of
 from ..data.staging import BatchSize, Sizes
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..length import Length, whole
 from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
@@ -127,9 +127,12 @@ class Trainer:
             check_setting(name, value)
         if threads is not None:
             torch.set_num_threads(int(threads))
-        self._wanted, self.device = strategy, check.device_for(device, model)
+        shards = isinstance(strategy, Strategy) and strategy.shards
+        self._wanted, self.device = strategy, check.device_for(device, model, shards)
+        if shards:
+            check.can_shard(arguments, self.has_own_train_step or self.has_own_evaluate_step)
         self.workers = make_workers(strategy, self.device)
-        self.model = model.to(self.device)
+        self.model = self.workers.strategy.place(model, self.device, optimizer)
         clip_norm, clip_value = check.plain_number(clip_norm), check.plain_number(clip_value)
         self.objectives, self.optimizers, every = by_key(loss, optimizer, model, own=self.has_own_train_step)
         self.eval_objectives = scorers(self.objectives, eval_loss)
@@ -146,7 +149,7 @@ class Trainer:
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch, parts=self.strategy.parts)
-        if stays_ordinary(model, self.objectives, tape):
+        if shards or stays_ordinary(model, self.objectives, tape):
             arena = tape = False
         settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape, seed)
         guard = make_guard(self.device, skip=nonfinite == "skip")
@@ -375,6 +378,11 @@ class Trainer:
 
     def work_with(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
+        if strategy is not None and strategy.shards and strategy is not self._wanted:
+            raise ConfigError(
+                "hr.Sharded divides the model between processes when the trainer is made, and this one has been made "
+                "without it. Give it as Trainer(strategy=); a rehearsal on virtual workers has no such processes."
+            )
         self._wanted, vars(self)["workers"] = strategy, make_workers(strategy, self.device)
         self.updates.strategy = vars(self)["strategy"] = self.workers.strategy
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arena.replica import Replica
+from ..arena.sharding import is_sharded
 from ..data.batch import Batch
 from ..data.reader import Reader
 from ..data.shard import WHOLE, Shard
@@ -214,8 +215,8 @@ class Workers:
         weights = replica.by_name(self._result(info)) if self._differs(info) else {}
         if self._is_single:
             return weights, None
-        kind, state = type(self.strategy).__name__, self.strategy.state_dict(replica)
-        return weights, {"kind": kind, "agrees": self._agrees, "state": state}
+        state = self.strategy.state_dict(replica)
+        return weights, {"kind": self.strategy.kind, "agrees": self._agrees, "state": state}
 
     @property
     def has_own_optimizers(self) -> bool:
@@ -347,7 +348,8 @@ class Workers:
             return
         self._model, self._failure = modules[0], ""
         with torch.no_grad():
-            for tensor in [tensor for module in modules for tensor in tensors_of(module).values()]:
+            every = [tensor for module in modules for tensor in tensors_of(module).values()]
+            for tensor in [tensor for tensor in every if not is_sharded(tensor)]:
                 dense = tensor.contiguous()
                 self.comm.broadcast(dense.view(-1))
                 if dense is not tensor:

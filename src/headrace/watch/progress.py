@@ -88,8 +88,9 @@ class Progress(Callback):
             took = span(self._clock.elapsed)
             if info.resumed == info.step > 0:
                 self._display.print_line(f"nothing left to train: {info.stopping}")
+            note = f" ({info.trainer.strategy.note})" if info.trainer.strategy.note else ""
             self._display.print_line(
-                f"ended after {info.step:,} steps, {info.samples:,} samples, {took}: {info.stopping}"
+                f"ended after {info.step:,} steps, {info.samples:,} samples, {took}: {info.stopping}{note}"
             )
         self._close()
 

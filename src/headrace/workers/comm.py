@@ -113,6 +113,10 @@ class Comm(ABC):
     def at(self, step: int, doing: str) -> None:
         """Notes where this worker stands, for errors about workers that keep others waiting."""
 
+    def explain(self, error: Exception) -> Exception:
+        """Why torch's own exchange with other workers has failed."""
+        return error
+
     def report_error(self, error: BaseException) -> None:
         """Tells the other workers why this one is about to end."""
 

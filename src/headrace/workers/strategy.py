@@ -1,10 +1,12 @@
 """The base class of strategies, and the strategy of a worker alone."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..arena.arena import Arena
 from ..arena.replica import Replica
@@ -25,6 +27,8 @@ class Strategy:
 
     joint: ClassVar[bool] = False
     centered: ClassVar[bool] = False
+    shards: ClassVar[bool] = False
+    """Whether every worker has a part of the model."""
     parts: int = 0
     """Into how many parts a batch is cut, whose sums are the same whoever computes them; 0: into none."""
 
@@ -34,6 +38,25 @@ class Strategy:
     def join(self, comm: Comm) -> None:
         """Before anything else: the worker that this is."""
         self.comm = comm
+
+    @property
+    def kind(self) -> str:
+        """What a checkpoint calls it: strategies of one kind continue each other's trainings."""
+        return type(self).__name__
+
+    @property
+    def setting(self) -> "Strategy":
+        """A strategy of the same results, by which the settings of a run are compared."""
+        return self
+
+    @property
+    def note(self) -> str:
+        """What a training's last line and its log say of it; nothing where models are as usual."""
+        return ""
+
+    def place(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
+        """A trainer is made: the model goes to its device. `optimizer` is what the trainer is given."""
+        return model.to(device)
 
     @property
     def shard(self) -> Shard:
@@ -49,6 +72,13 @@ class Strategy:
         """What the terms of this worker's part weigh, for the whole batch."""
         return dict(weights)
 
+    def most(self, count: int) -> int:
+        """The largest of the counts that workers give, where they make passes together."""
+        return count
+
+    def accumulate(self) -> None:
+        """A backward pass of an update is about to begin that is not the last one."""
+
     def listen(self, arena: Arena) -> None:
         """The last backward pass of an update is about to begin: gradients may travel as they become ready."""
 
@@ -58,6 +88,18 @@ class Strategy:
         `reached` says which parameters have gradients; what comes back, which of them have some on any worker.
         """
         return reached, numbers
+
+    def everywhere(self, number: float) -> float:
+        """A number of this worker's part of the model, added up over all workers that have other parts."""
+        return number
+
+    def join_names(self, names: list[str]) -> list[str]:
+        """Names of this worker's part of the model, and of all others."""
+        return names
+
+    def passing(self) -> AbstractContextManager[Any]:
+        """What passes of the model are made within."""
+        return nullcontext()
 
     def release(self) -> None:
         """The model leaves its arenas, for good or for a while: what was held of them is let go."""

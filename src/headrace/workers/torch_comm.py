@@ -105,6 +105,9 @@ class TorchComm(Comm):
     def at(self, step: int, doing: str) -> None:
         self._heartbeat.step, self._heartbeat.doing = step, doing
 
+    def explain(self, error: Exception) -> Exception:
+        return self._heartbeat.explain(error, 0.0)
+
     def report_error(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # whoever was asked to end does not fail
             self._heartbeat.report(error)

@@ -1,0 +1,198 @@
+"""Sharded models: updates, scores and predictions are those of `Synchronous`; what cannot be done is refused."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit.forked import start
+from kit.sharded_models import BATCH, MODELS, Layers, adam, by_workers, data, distance, full, make
+from kit.sockets import free_port
+from torch import nn
+
+import headrace as hr
+from headrace.errors import ConfigError, ModelError
+
+CLOSE = 1e-6
+SETTINGS: dict[str, dict[str, Any]] = {
+    "layers": {"clip_norm": 0.05, "schedule": lambda progress: 1 - progress / 2},
+    "tied": {"clip_norm": 0.5, "microbatch": 3},
+    "frozen": {"clip_value": 0.01},
+    "adapted": {"microbatch": 5},
+    "measuring": {},
+}
+CALLBACKS: dict[str, Callable[[], list[hr.Callback]]] = {
+    "layers": lambda: [hr.EMA(0.9)],
+    "tied": lambda: [hr.BestModel("val/loss", restore=True)],
+    "frozen": lambda: [hr.Freeze("last.bias", until="2 epochs")],
+    "adapted": lambda: [hr.EarlyStopping("val/loss", patience=1)],
+    "measuring": lambda: [],
+}
+
+
+def trained(kind: str, strategy: hr.Strategy) -> tuple[dict[str, Any], list[dict[str, Any]], torch.Tensor]:
+    """What 50 updates or more give: weights, reports, predictions."""
+    trainer = make(kind, strategy=strategy, **SETTINGS[kind])
+    sets = data(kind)
+    some = {name: rows[:33] for name, rows in sets.items()}  # the last batch leaves a worker without rows
+    history = trainer.fit(sets, val=some, epochs=8, progress=False, callbacks=CALLBACKS[kind]())
+    return full(trainer.model), history.rows, trainer.predict({"x": sets["x"][:17]})
+
+
+def are_equal() -> None:
+    for kind in MODELS:
+        is_equal(kind)
+
+
+def is_equal(kind: str) -> None:
+    sharded, synchronous = trained(kind, hr.Sharded("blocks.*")), trained(kind, hr.Synchronous())
+    assert len(synchronous[1]) >= 3
+    assert distance(sharded[0], synchronous[0]) <= CLOSE
+    assert torch.allclose(sharded[2], synchronous[2], atol=5e-6)
+    for one, other in zip(sharded[1], synchronous[1], strict=True):
+        timed = ("minutes", "rows/s")
+        assert {n: v for n, v in one.items() if n not in timed} == pytest.approx(
+            {n: v for n, v in other.items() if n not in timed}, abs=1e-5
+        )
+
+
+def all_are_equal(workers: int) -> None:
+    by_workers(are_equal, workers=workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_sharded_training_is_that_of_workers_with_complete_models(workers: int, tmp_path: Path) -> None:
+    with start(all_are_equal, tmp_path, workers, limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+
+
+# --- rows that a worker does not have, and numbers that are not finite ------------------------------------
+
+
+def meets_bad_rows() -> None:
+    sets = data("layers", 34)  # the last batch has 2 rows
+    sets["x"][20] = float("nan")
+    skipping = [
+        make("layers", nonfinite="skip", order="none", strategy=strategy)
+        for strategy in (hr.Sharded(), hr.Synchronous())
+    ]
+    for trainer in skipping:
+        trainer.fit(sets, epochs=2, progress=False)
+        assert trainer.skipped == 2
+    assert distance(full(skipping[0].model), full(skipping[1].model)) <= CLOSE
+
+
+def stops_at_a_bad_row() -> None:
+    sets = data("layers", 34)
+    sets["x"][20] = float("nan")
+    make("layers", order="none").fit(sets, epochs=2, progress=False)
+
+
+def begins_with_one_row() -> None:
+    make("layers").fit(data("layers", 1), epochs=1, progress=False)
+
+
+def has_few_rows() -> None:
+    """Of batches of one row, one of two workers has nothing: it uses rows of before."""
+    for kind in ("layers", "tied"):
+        sets = data(kind, BATCH + 1)
+        trainers = [make(kind, microbatch=3, strategy=strategy) for strategy in (hr.Sharded("blocks.*"), None)]
+        for trainer in trainers:
+            trainer.fit(sets, epochs=3, progress=False)
+        assert distance(full(trainers[0].model), full(trainers[1].model)) <= CLOSE
+
+
+def refuses() -> None:
+    meta = torch.device("meta")
+    with meta:
+        empty = Layers()
+    stepped = Layers()
+    optimizer = adam(stepped.parameters())
+    stepped(torch.zeros(1, 6)).sum().backward()
+    optimizer.step()
+    several = {"a": adam(stepped.blocks.parameters()), "b": adam(stepped.last.parameters())}
+
+    class Own(hr.Trainer):
+        def train_step(self, batch: hr.Batch) -> hr.Outcome:
+            return super().train_step(batch)
+
+    def made(model: nn.Module, *patterns: str, optimizer: Any = adam, kind: Any = hr.Trainer, **settings: Any) -> None:
+        loss = {key: hr.CrossEntropy() for key in optimizer} if isinstance(optimizer, dict) else hr.CrossEntropy()
+        kind(model, loss, optimizer, strategy=hr.Sharded(*patterns), **settings)
+
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: hr.Sharded(params="int8"), "unknown params 'int8'"),  # type: ignore[arg-type]
+        (lambda: hr.Sharded(replicas=0), "number of sharded copies"),
+        (lambda: hr.Sharded(init=3), "a path of safetensors"),  # type: ignore[arg-type]
+        (lambda: made(Layers(), "block.*"), "no module is called so"),
+        (lambda: made(Layers(), "blocks"), "Shard what is in it: 'blocks.*'"),
+        (lambda: made(MODELS["tied"](), "embedding"), "'embedding.weight' is used in several parts of the model"),
+        (lambda: made(empty), "Say how it begins"),
+        (lambda: made(stepped, optimizer=optimizer), "the optimizer has made steps"),
+        (lambda: made(stepped, optimizer=several), "one optimizer, got a dict of several"),
+        (lambda: made(Layers(), precision="bf16"), "Use hr.Sharded(params='bf16')"),
+        (lambda: made(Layers(), microbatch="auto"), "Use a number of rows"),
+        (lambda: made(Layers(), tape=True), "Use no tape"),
+        (lambda: made(Layers(), kind=Own), "Use an hr.Objective"),
+        (lambda: make("layers", strategy=hr.Sharded(replicas=5)), "cannot be divided into 5 groups"),
+    ]
+    for call, message in cases:
+        with pytest.raises((ConfigError, ModelError), match=re.escape(message)):
+            call()
+    made(Layers(), optimizer=adam)  # and after all that, one is made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [meets_bad_rows, has_few_rows, refuses], ids=lambda what: what.__name__)
+def test_workers_do_the_same(what: Callable[[], None], tmp_path: Path) -> None:
+    with start(run_in_workers, tmp_path, what.__name__) as child:
+        assert child.ending(90) == 0, child.output
+
+
+def run_in_workers(name: str) -> None:
+    by_workers(globals()[name])
+
+
+FAILURES = {
+    "stops_at_a_bad_row": "NonFiniteError: step 2 .*a gradient is not finite on worker 0. The weights are as they were",
+    "begins_with_one_row": "Give the first batch at least one row for each worker.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_one_worker_meets_ends_all(name: str, tmp_path: Path) -> None:
+    with start(run_in_workers, tmp_path, name) as child:
+        assert child.ending() == 1
+        assert re.search(FAILURES[name], child.output), child.output
+
+
+def is_a_group_of_one(port: int) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    trainers = [make("tied", strategy=strategy, microbatch=7) for strategy in (hr.Sharded("blocks.*"), None)]
+    for trainer in trainers:
+        trainer.fit(data("tied"), epochs=2, progress=False)
+    assert distance(full(trainers[0].model), full(trainers[1].model)) <= CLOSE
+
+
+@pytest.mark.slow
+def test_one_process_may_be_a_group(tmp_path: Path) -> None:
+    with start(is_a_group_of_one, tmp_path, free_port()) as child:
+        assert child.ending(90) == 0, child.output
+
+
+def test_workers_without_processes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"this is a process of its own\. Make the trainer"):
+        make("layers")
+
+    def main() -> None:
+        make("layers")
+
+    with pytest.raises(ConfigError, match="this is a virtual worker"):
+        hr.launch(main, workers=2)
+    with pytest.raises(ConfigError, match="a rehearsal on virtual workers has no such processes"):
+        make("layers", strategy=None).work_with(hr.Sharded())
