@@ -59,6 +59,7 @@ from .loss.outcome import Outcome as Outcome
 from .loss.translate import RowMean as RowMean
 from .record.diff import diff as diff
 from .record.record import Record as Record
+from .record.spikes import SpikeGuard as SpikeGuard
 from .step.weights import load_weights as load_weights
 from .train.runs import Run as Run
 from .train.schedule import OneCycle as OneCycle

@@ -55,14 +55,7 @@ class Places:
 
     def rows_of(self, step: int) -> list[int]:
         """The rows of an update, in their order."""
-        place, stop = self.span(step)
-        found: list[int] = []
-        while place < stop:
-            epoch, position = divmod(place, self.rows)
-            end = min(self.rows, position + stop - place)
-            found += self._order.indices(epoch, position, end).tolist()
-            place += end - position
-        return found
+        return rows_between(self._order, *self.span(step))
 
     def steps_of(self, row: int, last: int) -> list[int]:
         """The updates up to the last one that have used a row."""
@@ -95,3 +88,14 @@ class Places:
             counters.samples += stop - place
             counters.epochs += stop // self.rows - place // self.rows
             place = stop
+
+
+def rows_between(order: Order | MixOrder, place: int, stop: int) -> list[int]:
+    """The rows at places of an order, over ends of epochs."""
+    found: list[int] = []
+    while place < stop:
+        epoch, position = divmod(place, order.n)
+        end = min(order.n, position + stop - place)
+        found += order.indices(epoch, position, end).tolist()
+        place += end - position
+    return found

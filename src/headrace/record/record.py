@@ -88,7 +88,15 @@ class Record:
     def loss(self, step: int) -> float | None:
         """The loss that was reported of this update alone; `None` where a report is of several."""
         losses = {row["step"]: row["train/loss"] for row in self.reports if "train/loss" in row}
-        return float(losses[step]) if step in losses and (step == 1 or step - 1 in losses) else None
+        if step in losses and (step == 1 or step - 1 in losses):
+            return float(losses[step])
+        return next((loss for spike, loss, _ in self.spikes if spike == step), None)
+
+    @property
+    def spikes(self) -> list[tuple[int, float, float]]:
+        """What an `hr.SpikeGuard` has noted: step, loss, and the median of the losses before."""
+        noted = self._last.common["callbacks"].get("SpikeGuard", {"spikes": []})["spikes"]
+        return [(int(step), float(loss), float(median)) for step, loss, median in noted]
 
     # --- rows -------------------------------------------------------------------------------------------------
 

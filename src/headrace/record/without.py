@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,15 +51,19 @@ class Weightless(Table):
         return self._table.fingerprint()
 
     def _changed(self, batch: Batch, numbers: Any) -> Batch:
-        hits = torch.from_numpy(np.flatnonzero(np.isin(numbers, self._rows)))
-        if not len(hits):
-            return batch
-        fields = dict(batch.fields)
-        for name in self._weights:
-            weights = fields[name].clone()  # type: ignore[union-attr]
-            weights[hits.to(weights.device)] = 0
-            fields[name] = weights
-        return Batch(fields, batch.rows)
+        hits = np.flatnonzero(np.isin(numbers, self._rows))
+        return weightless(batch, self._weights, hits) if len(hits) else batch
+
+
+def weightless(batch: Batch, streams: Sequence[str], rows: Any) -> Batch:
+    """A batch in which some rows have weight 0."""
+    changed, fields = copy.copy(batch), dict(batch.fields)
+    for name in streams:
+        weights = fields[name].clone()  # type: ignore[union-attr]
+        weights[torch.from_numpy(rows).to(weights.device)] = 0
+        fields[name] = weights
+    changed.fields, changed.whole = fields, None
+    return changed
 
 
 def train_without(

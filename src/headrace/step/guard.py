@@ -46,6 +46,8 @@ class Guard(ABC):
         self.skip = skip
         self.skipped = 0
         """Updates left out so far because a loss or a gradient was not finite."""
+        self.allows: Callable[[Outcome], bool | Tensor] | None = None
+        """Says by its outcome whether a finite update may be made, where a callback decides that."""
         self._watched: tuple[str, Callable[[], Mapping[str, Tensor]]] | None = None
 
     @abstractmethod
@@ -110,7 +112,7 @@ class HostGuard(Guard):
         if update.buffers.exist and (moved := update.buffers.moved()):
             number += float(total(moved))
         if math.isfinite(number) and all(map(math.isfinite, doubts.values())):
-            return True
+            return self.allows is None or self._is_allowed(update, outcome)
         terms = [(name, term.sum) for name, term in outcome.terms.items() if term.coefficient]
         bad = [f"the loss term {name!r} is {value}" for name, value in terms if not math.isfinite(value)]
         bad += [f"{name} is not finite" for name, value in doubts.items() if not math.isfinite(value)]
@@ -120,7 +122,13 @@ class HostGuard(Guard):
         if bad:  # otherwise a sum of large finite numbers has overflowed
             update.buffers.restore()
             self._leave_out(f"{update.describe()}: {', '.join(bad[:3])}{update.bad_workers()}.", update.untouched)
-        return not bad
+        return not bad and (self.allows is None or self._is_allowed(update, outcome))
+
+    def _is_allowed(self, update: Candidate, outcome: Outcome) -> bool:
+        assert self.allows is not None
+        if not (allowed := bool(self.allows(outcome))):
+            update.buffers.restore()
+        return allowed
 
     def buffers(self, buffers: Buffers) -> float:
         moved = buffers.moved()
@@ -150,7 +158,10 @@ class DeviceGuard(Guard):
             bad |= self._count > 0
         self._count += bad
         self._pending.append((bad, update.describe(), update.untouched))
-        made, weights = ~bad, [term.weight for term in trained if term.counts]
+        made, weights = (
+            ~bad if self.allows is None else ~bad & self.allows(outcome),
+            [term.weight for term in trained if term.counts],
+        )
         if weights:
             made &= torch.stack([self._on_device(weight) != 0 for weight in weights]).any()
         update.buffers.select(~made)

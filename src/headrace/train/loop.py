@@ -120,6 +120,7 @@ class Loop:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(self._at.note_rates)
                     stack.callback(vars(trainer.last_training).update, info=None, unsaved=None)
+                    stack.callback(setattr, self._guard, "allows", None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.release)
                     stack.callback(self._workers.leave)
@@ -277,6 +278,8 @@ class Loop:
             at.rates.before(self._workers.progress(info))
             if at.rates.asks:
                 trainer.updates.touched()
+        for change in self._plan.callbacks.changes:
+            batch = change(info, batch)
         outcome = update(trainer, batch) if self._has_own_train_step else trainer.updates.make(batch)
         counters = info.counters
         counters.steps, counters.batch = counters.steps + 1, counters.batch + 1

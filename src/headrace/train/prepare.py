@@ -76,7 +76,7 @@ def make_loop(
     plan.check(trainer.objectives, trainer.eval_objectives, scan, trainer.target, trainer.metrics)
     if plan.scored and not trainer.has_own_evaluate_step:
         check.can_score(trainer.eval_objectives)
-    info = Info(trainer, Counters(), bounds, History(), ("train", *plan.val))
+    info = Info(trainer, Counters(), bounds, History(), ("train", *plan.val), train=source)
     return Loop(trainer, plan, info, checkpointer, workers)
 
 

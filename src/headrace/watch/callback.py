@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from ..data.batch import Batch
     from .info import Info
 
 HOOKS = (
@@ -53,6 +54,10 @@ class Callback:
 
     def _check(self, info: Info) -> None:
         """Before anything is loaded: raises on what cannot work."""
+
+    def _change(self, info: Info, batch: Batch) -> Batch:
+        """The batch that an update is made of, instead of this one."""
+        return batch
 
     def forget(self) -> None:
         """Resets the state before another training; `load_state_dict` follows if it resumes one."""
@@ -111,6 +116,8 @@ class Callbacks:
         self._methods = {hook: tuple(getattr(c, hook) for c in callbacks if _overrides(c, hook)) for hook in HOOKS}
         self.on_step_end = self._methods["on_step_end"]
         """Called once per update, hence at hand."""
+        self.changes = tuple(callback._change for callback in callbacks if _overrides(callback, "_change"))
+        """What changes a batch before its update."""
         self.acting = {hook for hook in HOOKS if any(not _only_looks_on(c) and _overrides(c, hook) for c in callbacks)}
         """The hooks at which somebody is called who may change the model: all but our own logs and displays."""
         hooks = "on_step_end", "on_macrobatch_end"

@@ -77,6 +77,8 @@ class Info:
     """The step from which this training has gone on."""
     run: Path | None = None
     """The directory in which the training survives."""
+    train: Any = None
+    """The data that are trained on."""
     scored: Mapping[str, Source] = field(default_factory=dict)
     """The data that are scored, by name: "val", "test", "val/clean"."""
     evaluated_weights: Sequence[Tensor] | None = None
