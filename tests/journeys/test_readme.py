@@ -43,6 +43,7 @@ def marked(page: Path) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.* natively :DeprecationWarning")  # hints of the dialects
+@pytest.mark.filterwarnings("ignore:SpikeGuard:UserWarning")
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES if programs(page)])
 def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
