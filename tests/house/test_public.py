@@ -71,6 +71,7 @@ PUBLIC = [
     "Source",
     "SourceError",
     "Sparse",
+    "SpikeGuard",
     "Strategy",
     "Stream",
     "Synchronous",

@@ -72,7 +72,7 @@ class Guard(ABC):
 
     def forget(self) -> None:
         """Drops what has not been looked at: a training that was left is no concern of the next."""
-        self._watched = None
+        self._watched = self.allows = None
 
     def watch(self, step: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         """After a `train_step` override: `look` checks these tensors for NaN, at the latest when the guard settles."""

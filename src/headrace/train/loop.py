@@ -99,11 +99,9 @@ class Loop:
         self._checkpointer.choose(trainer.model, self._at.settings)
         info.run = info.history.run = self._checkpointer.path
         self._signals.alone = info.alone = not self._workers.in_step
-        info.leased = self._workers.strategy.centered
-        trainer.last_training.info = info
+        info.leased, trainer.last_training.info = self._workers.strategy.centered, info
         if self._checkpointer.keeps and trainer.has_own_train_step:
             trainer.last_training.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.all_modules)
-        self._guard.forget()
         with (
             self._signals.listening(self._checkpointer.keeps),
             self._checkpointer,
@@ -120,7 +118,7 @@ class Loop:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(self._at.note_rates)
                     stack.callback(vars(trainer.last_training).update, info=None, unsaved=None)
-                    stack.callback(setattr, self._guard, "allows", None)
+                    stack.callback(self._guard.forget)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.release)
                     stack.callback(self._workers.leave)
