@@ -50,7 +50,7 @@ class Prices(nn.Module):
 torch.manual_seed(0)
 model = Prices(len(table.categories["town"]))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-trainer = hr.Trainer(model, hr.Huber(delta=20.0), optimizer, metrics=["mae", "r2"], schedule=hr.WarmupCosine())
+trainer = hr.Trainer(model, hr.Huber(delta=20.0), optimizer, metrics=["mae", "r2"], schedule=hr.Cosine())
 stop = hr.EarlyStopping("val/mae", patience=8)
 history = trainer.fit(train, val, test, epochs=60, callbacks=[stop])
 print(f"stopped: {history.stopped}")

@@ -67,9 +67,7 @@ def muon(lr: float = 0.02, adamw_lr: float = 3e-3, epochs: int = 10, width: int 
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=adamw_lr)]
     if matrices:
         optimizers.insert(0, torch.optim.Muon(matrices, lr=lr))
-    trainer = hr.Trainer(
-        model, hr.CrossEntropy(), optimizers, batch_size=32, clip_norm=1.0, schedule=hr.WarmupCosine(0.05)
-    )
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizers, batch_size=32, clip_norm=1.0, schedule=hr.Cosine(0.05))
     return hr.Recipe(trainer, train, val, fit={"epochs": epochs})
 
 

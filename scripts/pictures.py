@@ -82,7 +82,36 @@ def digest(name: str) -> str:
 
 def drawn() -> dict[str, str]:
     """The pictures that need no training, by name."""
-    return {"overhead": overhead(results()), **{name: draw() for name, draw in DIAGRAMS.items()}}
+    return {
+        "overhead": overhead(results()),
+        "schedules": schedules(),
+        **{name: draw() for name, draw in DIAGRAMS.items()},
+    }
+
+
+def schedules() -> str:
+    """The curves of the schedules that have names, side by side."""
+    import headrace as hr
+
+    named: dict[str, Callable[[float], float]] = {
+        "Cosine(0.1)": hr.Cosine(0.1),
+        "Linear(0.1)": hr.Linear(0.1),
+        "InverseSqrt(0.1)": hr.InverseSqrt(0.1),
+        "WSD(0.1, decay=0.2)": hr.WSD(0.1, decay=0.2),
+        "WSD(0.1, 0.4, shape='sqrt')": hr.WSD(0.1, 0.4, shape="sqrt"),
+        "OneCycle(0.3)": hr.OneCycle(0.3),
+    }
+    parts = ['<rect width="660" height="280" rx="8" fill="#ffffff"/>']
+    for number, (name, curve) in enumerate(named.items()):
+        x, y = 16 + 216 * (number % 3), 34 + 136 * (number // 3)
+        points = " ".join(f"{x + 2 * k},{y + 90 - 80 * curve(k / 100):.1f}" for k in range(101))
+        parts += [
+            f'<text x="{x}" y="{y - 10}" font-size="13" fill="{INK}">{name}</text>',
+            f'<path d="M{x} {y}V{y + 90}H{x + 200}" fill="none" stroke="{LINE}"/>',
+            f'<polyline points="{points}" fill="none" stroke="{TEAL}" stroke-width="2"/>',
+        ]
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 280" font-family="system-ui, sans-serif">'
+    return "\n".join([head, "<title>The rate over a training</title>", *parts, "</svg>"]) + "\n"
 
 
 def results() -> dict[str, Any]:

@@ -61,11 +61,13 @@ from .record.diff import diff as diff
 from .record.record import Record as Record
 from .record.spikes import SpikeGuard as SpikeGuard
 from .step.weights import load_weights as load_weights
+from .train.curves import WSD as WSD
+from .train.curves import Cosine as Cosine
+from .train.curves import InverseSqrt as InverseSqrt
+from .train.curves import Linear as Linear
+from .train.curves import OneCycle as OneCycle
 from .train.runs import Run as Run
-from .train.schedule import OneCycle as OneCycle
 from .train.schedule import Schedule as Schedule
-from .train.schedule import WarmupCosine as WarmupCosine
-from .train.schedule import WarmupLinear as WarmupLinear
 from .train.trainer import Trainer as Trainer
 from .watch.average import EMA as EMA
 from .watch.average import SWA as SWA

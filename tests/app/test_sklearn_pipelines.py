@@ -205,7 +205,7 @@ def test_what_is_held_out_ends_the_training() -> None:
 
 
 def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
-    options = {"clip_norm": 1.0, "schedule": hr.WarmupCosine(0.1)}
+    options = {"clip_norm": 1.0, "schedule": hr.Cosine(0.1)}
     optimizer = partial(torch.optim.SGD, momentum=0.9)
     fitted = small(optimizer=optimizer, trainer_options=options, run=hr.Run(tmp_path / "run", keep="all"))
     fitted.fit(X, Y)

@@ -320,7 +320,7 @@ def test_progress_is_shown_though_the_number_of_batches_is_not_known(
 @pytest.mark.parametrize("schedule", ["epochs", "samples"])
 def test_a_schedule_of_rates_goes_by_progress_whatever_the_sizes_are(schedule: str) -> None:
     sized = {0: 10, "1 epoch": 25} if schedule == "epochs" else {0: 10, "50 samples": 25}
-    rates = [info.rate for info in make(sized, schedule=hr.WarmupLinear(0.5)).steps((X, Y), samples=100)]
+    rates = [info.rate for info in make(sized, schedule=hr.Linear(0.5)).steps((X, Y), samples=100)]
     assert len(rates) == 7
     assert rates[0] < max(rates)
 

@@ -39,7 +39,7 @@ def work(kind: str, run: str, epochs: int) -> None:
     x = torch.randn(32, 3, generator=draw)
     data = x, (x[:, 0] > 0).long()
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    given: dict[str, Any] = {"schedule": hr.WarmupCosine()}
+    given: dict[str, Any] = {"schedule": hr.Cosine()}
     if kind == "a torch schedule":
         optimizer, given = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), {"schedule": hr.Schedule(rates)}
     if kind == "two workers":

@@ -57,7 +57,7 @@ KINDS = {
     "noisy, momentum": Kind(noisy, sgd),
     "root mean square": Kind(optimizer=rms),
     "clipped": Kind(optimizer=sgd, settings={"clip_norm": 0.5}),
-    "warm-up": Kind(settings={"schedule": hr.WarmupCosine()}),
+    "warm-up": Kind(settings={"schedule": hr.Cosine()}),
     "rates by lengths": Kind(noisy, sgd, {"schedule": {0: 1e-2, "1 epoch": 1e-3}}),
     "stretching schedule": Kind(settings={"schedule": lambda progress: 1 - progress}),
     "microbatches": Kind(settings={"microbatch": 7}),

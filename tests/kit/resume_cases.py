@@ -54,7 +54,7 @@ def adam(params: Any) -> optim.Optimizer:
 
 def trainer(model: nn.Module, optimizer: Any = adam, loss: Any = None, **options: Any) -> hr.Trainer:
     """Everything at once: microbatches, a norm to clip to, a schedule, a metric."""
-    usual = {"batch_size": BATCH, "microbatch": MICRO, "clip_norm": 0.5, "schedule": hr.WarmupCosine(0.2)}
+    usual = {"batch_size": BATCH, "microbatch": MICRO, "clip_norm": 0.5, "schedule": hr.Cosine(0.2)}
     usual |= {"metrics": ["accuracy"], "device": "cpu", "inputs": ["x"]}
     return hr.Trainer(model, hr.CrossEntropy() if loss is None else loss, optimizer, **(usual | options))
 
@@ -91,7 +91,7 @@ def skipping() -> Case:
 def with_objective() -> Case:
     model, objective = Remembers(), Centers()
     optimizer = adam([*model.parameters(), *objective.parameters()])
-    return Case(trainer(model, optimizer, objective, schedule=hr.WarmupLinear(0.3, floor=0.1)))
+    return Case(trainer(model, optimizer, objective, schedule=hr.Linear(0.3, floor=0.1)))
 
 
 def of_groups() -> Case:

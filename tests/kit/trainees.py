@@ -108,7 +108,7 @@ def trainer(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
         "microbatch": 2,
         "macrobatch": 2 * BATCH,
         "clip_norm": 1.0,
-        "schedule": hr.WarmupCosine(0.1),
+        "schedule": hr.Cosine(0.1),
         "metrics": {"right": Right()},
     }
     return hr.Trainer(model, **{**given, **options})

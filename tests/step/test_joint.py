@@ -116,16 +116,16 @@ def test_one_norm_of_all_gradients_is_clipped() -> None:
 @pytest.mark.takes_turns
 @pytest.mark.slow
 def test_a_run_that_stops_after_any_update_goes_on_with_the_same_bits(make: Make, tmp_path: Path) -> None:
-    reference = trainer(make, schedule=hr.WarmupCosine(0.2))
+    reference = trainer(make, schedule=hr.Cosine(0.2))
     reference.fit((X, Y), steps=STEPS, progress=False)
     for stop in range(1, STEPS):
-        first = trainer(make, schedule=hr.WarmupCosine(0.2))
+        first = trainer(make, schedule=hr.Cosine(0.2))
         with contextlib.closing(first.steps((X, Y), steps=STEPS, run=tmp_path / str(stop))) as steps:
             for info in steps:
                 if info.step == stop:
                     break
         torch.manual_seed(stop)
-        second = trainer(make, schedule=hr.WarmupCosine(0.2))
+        second = trainer(make, schedule=hr.Cosine(0.2))
         second.fit((X, Y), steps=STEPS, progress=False, run=tmp_path / str(stop))
         assert equal(second.model, reference.model)
 

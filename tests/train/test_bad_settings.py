@@ -252,7 +252,7 @@ def test_numbers_of_numpy_are_numbers(number: Any) -> None:
     def fit(one: Any, three: Any) -> list[dict[str, Any]]:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = hr.WarmupCosine(warmup=one, floor=one)
+        schedule = hr.Cosine(warmup=one, floor=one)
         numbers = {"clip_norm": one, "clip_value": one, "batch_size": three, "microbatch": three, "schedule": schedule}
         trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, **numbers)
         trainer.clip_norm = one

@@ -98,7 +98,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "a member of an enum": (Colour.RED, "Colour.RED"),
     "an object": (Plain(0.5), {"kind": "Plain", "rate": 0.5}),
     "a dataclass with slots": (Slotted(3), {"kind": "Slotted", "width": 3}),
-    "a schedule": (hr.WarmupCosine(0.1), {"kind": "WarmupCosine", "warmup": 0.1, "floor": 0.0}),
+    "a schedule": (hr.Cosine(0.1), {"kind": "Cosine", "warmup": 0.1, "floor": 0.0}),
 }
 
 

@@ -51,7 +51,7 @@ def trainer(**options: Any) -> hr.Trainer:
     np.random.seed(0)
     net = Net()
     groups = [{"params": list(net.layers[1].parameters())}, {"params": list(net.layers[2:].parameters()), "lr": 0.05}]
-    given = {"batch_size": 4, "clip_norm": 1.0, "schedule": hr.WarmupCosine(0.1), "metrics": "accuracy"}
+    given = {"batch_size": 4, "clip_norm": 1.0, "schedule": hr.Cosine(0.1), "metrics": "accuracy"}
     return hr.Trainer(net, hr.CrossEntropy(), torch.optim.AdamW(groups, lr=0.01), **{**given, **options})
 
 

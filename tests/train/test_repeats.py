@@ -92,7 +92,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "momentum": ({"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)}, {}, 100),
     "an optimizer whose step is torch's": ({"optimizer": torch.optim.Adadelta}, {}, 100),
     "with metrics": ({"metrics": ["accuracy"]}, {}, 100),
-    "rates by progress": ({"schedule": hr.WarmupCosine()}, {}, 100),
+    "rates by progress": ({"schedule": hr.Cosine()}, {}, 100),
     "rates by lengths": ({"schedule": {0: 1e-2, "11 steps": 1e-3, "900 samples": 1e-4}}, {}, 100),
     "a scheduler of torch": (
         {"schedule": hr.Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="9 steps")},

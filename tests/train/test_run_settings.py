@@ -101,17 +101,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "target": ({}, {"target": "z"}, "target: 'y' in the run, 'z' now"),
     "deterministic": ({}, {"deterministic": True}, "deterministic: False in the run, True now"),
     "nonfinite": ({}, {"nonfinite": "skip"}, "nonfinite: 'stop' in the run, 'skip' now"),
-    "a schedule": ({}, {"schedule": hr.WarmupCosine()}, "schedule: None in the run"),
-    "no schedule": ({"schedule": hr.WarmupCosine()}, {"schedule": None}, "schedule: .* in the run, None now"),
+    "a schedule": ({}, {"schedule": hr.Cosine()}, "schedule: None in the run"),
+    "no schedule": ({"schedule": hr.Cosine()}, {"schedule": None}, "schedule: .* in the run, None now"),
     "warm-up": (
-        {"schedule": hr.WarmupCosine(0.1)},
-        {"schedule": hr.WarmupCosine(0.2)},
+        {"schedule": hr.Cosine(0.1)},
+        {"schedule": hr.Cosine(0.2)},
         "schedule.warmup: 0.1 .* 0.2 now",
     ),
     "another curve": (
-        {"schedule": hr.WarmupCosine(0.1)},
-        {"schedule": hr.WarmupLinear(0.1)},
-        "schedule.kind: 'WarmupCosine' in the run, 'WarmupLinear' now",
+        {"schedule": hr.Cosine(0.1)},
+        {"schedule": hr.Linear(0.1)},
+        "schedule.kind: 'Cosine' in the run, 'Linear' now",
     ),
     "a scheduler": ({}, {"schedule": hr.Schedule(step_rates)}, "schedule: None in the run"),
     "no scheduler": (
@@ -254,8 +254,8 @@ def test_a_new_rate_is_the_rate_from_then_on(schedule: Any, tmp_path: Path) -> N
 
 
 def test_a_new_rate_is_what_a_schedule_begins_with(tmp_path: Path) -> None:
-    steps(make(schedule=hr.WarmupLinear(0.0)), tmp_path / "run", 4)
-    trainer = make(schedule=hr.WarmupLinear(0.0), optimizer=adam(lr=1.0))
+    steps(make(schedule=hr.Linear(0.0)), tmp_path / "run", 4)
+    trainer = make(schedule=hr.Linear(0.0), optimizer=adam(lr=1.0))
     seen = [info.rate for info in trainer.steps(DATA, run=hr.Run(tmp_path / "run", override=True), epochs=2)]
     assert seen == pytest.approx([0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
 

@@ -19,7 +19,7 @@ ROWS, BATCH = 18, 4  # five batches, the last of 2
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
 Y = X[:, :3].argmax(dim=1)
 DATA = (X, Y)
-CURVES: list[Callable[[float], float]] = [hr.WarmupCosine(), hr.WarmupLinear(), hr.OneCycle()]
+CURVES: list[Callable[[float], float]] = [hr.Cosine(), hr.Linear(), hr.OneCycle(), hr.WSD(), hr.InverseSqrt()]
 SHARES = st.floats(0, 1)
 
 
@@ -50,16 +50,65 @@ def used(trainer: hr.Trainer, val: Any = None, **limits: Any) -> list[float]:
 # --- curves -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("curve", [hr.WarmupCosine, hr.WarmupLinear])
+@pytest.mark.parametrize("curve", [hr.Cosine, hr.Linear])
 def test_a_warm_up_rises_in_a_straight_line_and_then_falls_to_the_floor(curve: Any) -> None:
     factor = curve(0.2, floor=0.1)
     assert [factor(p) for p in (0.0, 0.05, 0.1, 0.2)] == pytest.approx([0, 0.25, 0.5, 1])
     assert factor(0.6) == pytest.approx(0.55)
-    assert factor(0.4) == pytest.approx(
-        0.775 if curve is hr.WarmupLinear else 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2
-    )
+    assert factor(0.4) == pytest.approx(0.775 if curve is hr.Linear else 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
     assert factor(1.0) == pytest.approx(0.1)
     assert factor(1.7) == pytest.approx(0.1)
+
+
+def test_a_rate_stays_until_its_decay_begins() -> None:
+    factor = hr.WSD(0.1, decay=0.2, floor=0.1)
+    assert [factor(p) for p in (0.0, 0.05, 0.1, 0.5, 0.79)] == pytest.approx([0, 0.5, 1, 1, 1])
+    assert [factor(p) for p in (0.9, 1.0, 1.3)] == pytest.approx([0.55, 0.1, 0.1])
+    assert hr.WSD(0.1, 0.2, shape="sqrt")(0.85) == pytest.approx(0.5)
+    assert hr.WSD(0.1, 0.2, shape="cosine")(0.85) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert hr.WSD(0.1, decay=0.0)(1.0) == 1.0
+
+
+def test_an_inverse_square_root_falls_wherever_the_training_ends() -> None:
+    factor = hr.InverseSqrt(0.04)
+    assert [factor(p) for p in (0.0, 0.02, 0.04, 0.16, 1.0)] == pytest.approx([0, 0.5, 1, 0.5, 0.2])
+
+
+@pytest.mark.parametrize("limits", [{"steps": 20}, {"epochs": 4}, {"samples": 72}, {"epochs": 9, "steps": 20}])
+def test_lengths_are_counted_in_updates_however_long_the_training_is(limits: dict[str, int]) -> None:
+    """20 updates, in epochs of five: four of warm-up, then 8 of decay."""
+    found = used(make(hr.WSD("4 steps", "8 steps")), **limits)
+    unit = 18 / 5 if "samples" in limits else 1  # the last batch of an epoch is small, so samples only come close
+    expected = [k / 4 if k < 4 else 1.0 if k < 12 else (20 - k) / 8 for k in range(20)]
+    assert found == pytest.approx(expected, abs=1e-9 if unit == 1 else 0.12)
+    if "steps" in limits:
+        assert found == expected
+
+
+def test_a_cooldown_of_a_trunk_has_the_bits_of_the_training_that_ends_there(tmp_path: Path) -> None:
+    def trainer() -> hr.Trainer:
+        return make(hr.WSD("3 steps", decay="6 steps"), 0.1, torch.optim.AdamW)
+
+    trainer().fit(DATA, steps=31, progress=False, run=hr.Run(tmp_path / "trunk", every="7 steps", keep=9))
+    cooled, straight = trainer(), trainer()
+    run = hr.Run(tmp_path / "cooled", parent=f"{tmp_path / 'trunk'}@14")
+    cooled.fit(DATA, steps=20, progress=False, run=run)
+    straight.fit(DATA, steps=20, progress=False)
+    assert all(map(torch.equal, cooled.model.parameters(), straight.model.parameters()))
+
+
+def test_lengths_that_do_not_fit_or_cannot_be_known_are_refused() -> None:
+    for schedule, limits, message in [
+        (lambda: hr.WSD("15 steps", "6 steps"), {"steps": 20}, "shorter than warmup='15 steps' and decay='6 steps'"),
+        (lambda: hr.Cosine("1 min"), {"steps": 20}, "minutes"),
+        (lambda: hr.InverseSqrt(0.0), {"steps": 20}, "more than 0"),
+    ]:
+        with pytest.raises(hr.ConfigError, match=message):
+            used(make(schedule()), **limits)
+    with pytest.raises(hr.ConfigError, match="shape"):
+        hr.WSD(shape="steep")  # type: ignore[arg-type]
+    with pytest.raises(hr.ConfigError, match="in a training only"):
+        hr.WSD("4 steps")(0.5)
 
 
 def test_one_cycle_rises_to_its_peak_and_falls() -> None:
@@ -82,17 +131,17 @@ def test_one_cycle_is_that_of_torch() -> None:
 
 @given(SHARES, SHARES)
 def test_every_curve_stays_between_nothing_and_the_rate_wherever_its_top_is(progress: float, top: float) -> None:
-    for factor in (hr.WarmupCosine(top), hr.WarmupLinear(top), hr.OneCycle(top)):
+    for factor in (hr.Cosine(top), hr.Linear(top), hr.OneCycle(top)):
         assert 0.0 <= factor(progress) <= 1.0 + 1e-9
 
 
 @given(st.floats(0.0, 0.99))
 def test_every_curve_reaches_the_rate_at_its_top(top: float) -> None:
-    for factor in (hr.WarmupCosine(top), hr.WarmupLinear(top), hr.OneCycle(top)):
+    for factor in (hr.Cosine(top), hr.Linear(top), hr.OneCycle(top)):
         assert factor(top) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("curve", [hr.WarmupCosine, hr.WarmupLinear, hr.OneCycle])
+@pytest.mark.parametrize("curve", [hr.Cosine, hr.Linear, hr.OneCycle])
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(curve: Any, share: float) -> None:
     with pytest.raises(hr.ConfigError, match=r"warmup=|peak="):
@@ -176,7 +225,7 @@ def test_where_no_source_counts_its_rows_the_first_epoch_tells_how_many_the_next
     later = [(ROWS * epoch + min(ROWS, BATCH * k)) / (3 * ROWS) for epoch in (1, 2) for k in range(5)]
     assert seen.used == pytest.approx([1 - 0.5 / 3] * 5 + [1 - progress for progress in later])
     warm = Rates()
-    make(hr.WarmupCosine()).fit(Plain(), epochs=3, callbacks=[warm], progress=False)
+    make(hr.Cosine()).fit(Plain(), epochs=3, callbacks=[warm], progress=False)
     assert min(warm.used) > 0
 
 
@@ -362,18 +411,18 @@ def test_several_optimizers_are_all_moved() -> None:
 
 def test_a_training_that_only_the_clock_ends_has_no_progress() -> None:
     with pytest.raises(hr.ConfigError, match="limit in epochs, steps or samples"):
-        used(make(hr.WarmupCosine()), minutes=1)
+        used(make(hr.Cosine()), minutes=1)
 
 
 def test_the_rates_are_those_of_a_loop_of_ones_own() -> None:
     """To the last bit."""
-    trainer = make(hr.WarmupCosine(0.2), 0.3, order="none")
+    trainer = make(hr.Cosine(0.2), 0.3, order="none")
     trainer.fit(DATA, epochs=2, progress=False)
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     for step in range(10):
-        optimizer.param_groups[0]["lr"] = 0.3 * hr.WarmupCosine(0.2)(step / 10)
+        optimizer.param_groups[0]["lr"] = 0.3 * hr.Cosine(0.2)(step / 10)
         part = slice(BATCH * (step % 5), BATCH * (step % 5 + 1))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(X[part]), Y[part]).backward()

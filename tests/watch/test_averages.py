@@ -163,7 +163,7 @@ def test_workers_that_average_their_statistics_go_on_bit_for_bit(tmp_path: Path)
     ("callbacks", "options", "said"),
     [
         ([hr.EMA(), hr.SWA("1 epoch")], {}, "one average"),
-        ([hr.SWA("1 epoch", rate=0.1)], {"schedule": hr.WarmupCosine()}, "schedule"),
+        ([hr.SWA("1 epoch", rate=0.1)], {"schedule": hr.Cosine()}, "schedule"),
         ([hr.EMA()], {"strategy": hr.Periodic("2 steps")}, "Synchronous"),
     ],
 )

@@ -329,9 +329,9 @@ def test_settings_that_were_changed_within_a_training_go_on_with_its_run(tmp_pat
 
 def test_a_setting_that_is_changed_between_two_trainings_is_one_of_the_next_run(tmp_path: Path) -> None:
     trainer = make()
-    trainer.batch_size, trainer.seed, trainer.schedule = 7, 3, hr.WarmupLinear()
+    trainer.batch_size, trainer.seed, trainer.schedule = 7, 3, hr.Linear()
     trainer.clip_norm, trainer.metrics = 0.5, ["accuracy"]
-    other = make(batch_size=7, seed=3, schedule=hr.WarmupLinear(), clip_norm=0.5, metrics=["accuracy"])
+    other = make(batch_size=7, seed=3, schedule=hr.Linear(), clip_norm=0.5, metrics=["accuracy"])
     rows = trainer.fit(DATA, epochs=2, progress=False, run=tmp_path / "run").rows
     assert rows == other.fit(DATA, epochs=2, progress=False).rows
     assert equal(trainer.model, other.model)

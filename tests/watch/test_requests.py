@@ -164,7 +164,7 @@ def test_a_rate_that_is_asked_for_is_that_of_the_next_update_and_saved(tmp_path:
     other.fit((X, Y), epochs=3, progress=False, callbacks=[Halving()], run=tmp_path)
     assert not changed(snapshot(other.model), snapshot(trainer.model))
     with pytest.raises(hr.ConfigError, match="schedule"):
-        made(schedule=hr.WarmupCosine()).fit((X, Y), epochs=2, progress=False, callbacks=[Halving()])
+        made(schedule=hr.Cosine()).fit((X, Y), epochs=2, progress=False, callbacks=[Halving()])
 
 
 class Telling(hr.Callback):

@@ -35,7 +35,7 @@ def train(run: Path | None, *callbacks: hr.Callback, epochs: int = 4, **options:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     metrics = ["accuracy", "confusion"]
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=metrics, schedule=hr.WarmupCosine())
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=metrics, schedule=hr.Cosine())
     given = {"log_every": "2 steps", "validate_every": "3 steps", "every": "5 steps", "progress": False}
     return trainer.fit(DATA, DATA, DATA, epochs=epochs, callbacks=list(callbacks), **in_run(run, **given | options))
 

@@ -61,7 +61,7 @@ def everybody(*arguments: Any, workers: int, **network: Any) -> list[list[dict[s
     ("every", "workers"), sampled(itertools.product(["1 step", "1 epoch"], [1, 3]), keep=[("1 epoch", 3)], of=3)
 )
 def test_a_schedule_by_progress_moves_with_every_update(workers: int, every: str) -> None:
-    for found in everybody(4, None, hr.WarmupLinear(0.25), lambda: hr.Elastic(every), workers=workers):
+    for found in everybody(4, None, hr.Linear(0.25), lambda: hr.Elastic(every), workers=workers):
         rates = [step["rate"] for step in found]
         assert len(set(rates[: len(rates) // 4])) >= len(rates) // 4 - 1, "up, update by update, in the first epoch"
         assert max(rates) > 0.4
@@ -90,7 +90,7 @@ def test_all_workers_go_on_with_the_rates_of_worker_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", sampled([1, 8, 14], keep=[8], of=2))
 def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
     def main(stop: int | None) -> tuple[int, list[float]]:
-        trainer, x = trainer_of(hr.WarmupCosine(0.5), lambda: hr.Elastic("1 step")), torch.arange(float(ROWS))[:, None]
+        trainer, x = trainer_of(hr.Cosine(0.5), lambda: hr.Elastic("1 step")), torch.arange(float(ROWS))[:, None]
         found: list[float] = []
         options: dict[str, Any] = {"run": hr.Run(str(tmp_path / "run"), every="1 step"), "progress": False}
         for info in trainer.steps((x / ROWS, 2 * x / ROWS), epochs=2, **options):

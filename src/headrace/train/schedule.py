@@ -4,9 +4,8 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, Points, interval
 from ..step.arguments import groups_of, put_rate, shares_of
-from ..step.check import plain_number
 from ..step.config import plain
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
+from .curves import Curve, totals_of
 from .epoch_share import EpochShare
 
 Factor = Callable[[float], float]
@@ -31,59 +30,6 @@ _TAKES = (
     "lengths, as in {0: 1e-2, '5 epochs': 1e-3}, or hr.Schedule(make), where make(optimizer) or make(optimizer, "
     "total_steps) returns a torch scheduler"
 )
-
-
-@dataclass(frozen=True)
-class _Warmup:
-    """Up in a straight line for a share `warmup` of the training, then down to `floor`."""
-
-    warmup: float = 0.05
-    floor: float = 0.0
-    _way_down: "ClassVar[staticmethod[[float], float]]"
-    """The share of the rate after this share of the way down."""
-
-    def __post_init__(self) -> None:
-        _check_shares(self, ("warmup", "floor"))
-
-    def __call__(self, progress: float) -> float:
-        if progress < self.warmup:
-            return progress / self.warmup
-        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
-        return self.floor + (1 - self.floor) * type(self)._way_down(min(1.0, after))
-
-
-class WarmupCosine(_Warmup):
-    """Up in a straight line for a share `warmup` of the training, then down half a cosine to `floor`."""
-
-    _way_down = staticmethod(lambda after: 0.5 * (1 + math.cos(math.pi * after)))
-
-
-class WarmupLinear(_Warmup):
-    """Up in a straight line for a share `warmup` of the training, then down in one to `floor`."""
-
-    _way_down = staticmethod(lambda after: 1 - after)
-
-
-@dataclass(frozen=True)
-class OneCycle:
-    """From `start` of the rate up to it and down to `end` of it, by cosines; the top is at `peak`.
-
-    Smith and Topin, https://arxiv.org/abs/1708.07120.
-    """
-
-    peak: float = 0.3
-    start: float = 0.04
-    end: float = 4e-6
-
-    def __post_init__(self) -> None:
-        _check_shares(self, ("peak", "start", "end"))
-
-    def __call__(self, progress: float) -> float:
-        if progress < self.peak:
-            low, share = self.start, progress / self.peak
-        else:
-            low, share = self.end, 1 - (min(1.0, progress) - self.peak) / max(1e-12, 1 - self.peak)
-        return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * share))
 
 
 class Schedule:
@@ -265,17 +211,25 @@ class _ByProgress(Rates):
     ) -> None:
         super().__init__(optimizers)
         self._factor = factor
-        self.asks = type(factor) not in (WarmupCosine, WarmupLinear, OneCycle)
+        self.asks = not isinstance(factor, Curve)
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
         self._epoch = EpochShare(batches, rows)
+        self._counted: list[dict[str, float]] = []  # the parts of a curve in the unit of each limit
+        if isinstance(factor, Curve) and factor.has_lengths:
+            totals = totals_of(self._limits, batches, rows)
+            self._counted = [factor.counted(limit, totals) for limit in self._limits]
         for group in self._groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
     def before(self, counters: Counters) -> None:
-        progress = max(self._share(limit, counters) for limit in self._limits)
-        factor = _called(self._factor, (progress,), "failed at the progress {0:g}")
+        shares = [self._share(limit, counters) for limit in self._limits]
+        progress = max(shares)
+        if self._counted:
+            factor = self._by_lengths(shares.index(progress), progress, counters)
+        else:
+            factor = _called(self._factor, (progress,), "failed at the progress {0:g}")
         if not isinstance(factor, float | Real | Tensor):
             made = type(factor).__name__
             raise ConfigError(f"schedule= gave a {made} at the progress {progress:g}, not a number. {_TAKES}.")
@@ -285,6 +239,13 @@ class _ByProgress(Rates):
     def after(self, counters: Counters, history: History) -> None:
         if counters.ends_epoch:
             self._epoch.begin(counters)
+
+    def _by_lengths(self, number: int, progress: float, counters: Counters) -> float:
+        """The factor of a curve, of whose parts some are lengths: counted in the unit of the limit that is nearest."""
+        assert isinstance(self._factor, Curve)
+        limit = self._limits[number]
+        done = progress * limit.count if limit.unit == "epochs" else getattr(counters, limit.unit)
+        return self._factor.factor(min(done, limit.count), limit.count, self._counted[number])
 
     def _share(self, limit: Length, counters: Counters) -> float:
         """How much of a limit has been used."""
@@ -347,7 +308,7 @@ class _ByTorch(Rates):
             if saved["total"] != self._total and not self._is_alike(scheduler.optimizer, saved["total"]):
                 raise CheckpointError(
                     f"the schedule was made for {saved['total']} steps, and there are to be {self._total}: torch's "
-                    "schedulers do not stretch. Use a function of the progress (hr.WarmupCosine), or another run."
+                    "schedulers do not stretch. Use a function of the progress (hr.Cosine), or another run."
                 )
             now = scheduler.state_dict()
             found = _as_counters(saved["state"], now)
@@ -372,14 +333,6 @@ class _ByTorch(Rates):
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
-
-
-def _check_shares(schedule: object, names: Sequence[str]) -> None:
-    for name in names:
-        value = getattr(schedule, name)
-        if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
-            raise ConfigError(f"{type(schedule).__name__}: {name}= is a share, from 0 to 1, got {value!r}.")
-        object.__setattr__(schedule, name, plain_number(value))  # a frozen dataclass
 
 
 def _as_counters(saved: Any, now: Any) -> Any:
