@@ -24,7 +24,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True)
-class Curve(ABC):
+class RateCurve(ABC):
     """A factor of the initial rate, as a function of the progress: 0 at the first update, 1 at the end."""
 
     parts: ClassVar[tuple[str, ...]] = ("warmup",)
@@ -83,7 +83,7 @@ def _up(done: float, warmup: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Down(Curve):
+class _Down(RateCurve):
     """Up in a straight line over `warmup`, then down to `floor` at the end."""
 
     warmup: Part = 0.05
@@ -109,7 +109,7 @@ class Linear(_Down):
 
 
 @dataclass(frozen=True)
-class WSD(Curve):
+class WSD(RateCurve):
     """Warm up, stay, decay: the rate stays as it is after `warmup`, until it falls to `floor` over the last `decay`.
 
     `shape`: how it falls, "linear", "cosine", or "sqrt", 1 − √share. Hägele et al., https://arxiv.org/abs/2405.18392.
@@ -144,7 +144,7 @@ class WSD(Curve):
 
 
 @dataclass(frozen=True)
-class InverseSqrt(Curve):
+class InverseSqrt(RateCurve):
     """Up in a straight line over `warmup`, then down as √(warmup / progress), wherever the training ends.
 
     Vaswani et al., https://arxiv.org/abs/1706.03762.
@@ -160,7 +160,7 @@ class InverseSqrt(Curve):
 
 
 @dataclass(frozen=True)
-class OneCycle(Curve):
+class OneCycle(RateCurve):
     """From `start` of the rate up to it and down to `end` of it, by cosines; the top is at `peak`.
 
     Smith and Topin, https://arxiv.org/abs/1708.07120.

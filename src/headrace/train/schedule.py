@@ -19,7 +19,7 @@ from ..step.config import plain
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
-from .curves import Curve, totals_of
+from .curves import RateCurve, totals_of
 from .epoch_share import EpochShare
 
 Factor = Callable[[float], float]
@@ -211,13 +211,13 @@ class _ByProgress(Rates):
     ) -> None:
         super().__init__(optimizers)
         self._factor = factor
-        self.asks = not isinstance(factor, Curve)
+        self.asks = not isinstance(factor, RateCurve)
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
         self._epoch = EpochShare(batches, rows)
         self._counted: list[dict[str, float]] = []  # the parts of a curve in the unit of each limit
-        if isinstance(factor, Curve) and factor.has_lengths:
+        if isinstance(factor, RateCurve) and factor.has_lengths:
             totals = totals_of(self._limits, batches, rows)
             self._counted = [factor.counted(limit, totals) for limit in self._limits]
         for group in self._groups:
@@ -242,7 +242,7 @@ class _ByProgress(Rates):
 
     def _by_lengths(self, number: int, progress: float, counters: Counters) -> float:
         """The factor of a curve, of whose parts some are lengths: counted in the unit of the limit that is nearest."""
-        assert isinstance(self._factor, Curve)
+        assert isinstance(self._factor, RateCurve)
         limit = self._limits[number]
         done = progress * limit.count if limit.unit == "epochs" else getattr(counters, limit.unit)
         return self._factor.factor(min(done, limit.count), limit.count, self._counted[number])
