@@ -48,7 +48,6 @@ class Guard(ABC):
         """Updates left out so far because a loss or a gradient was not finite."""
         self.allows: Callable[[Outcome], bool | Tensor] | None = None
         """Says by its outcome whether a finite update may be made, where a callback decides that."""
-        self._watched: tuple[str, Callable[[], Mapping[str, Tensor]]] | None = None
 
     @abstractmethod
     def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
@@ -68,27 +67,10 @@ class Guard(ABC):
 
     def settle(self) -> None:
         """Learns of updates that the host has not looked at yet; raises if one was bad."""
-        self.look()
 
     def forget(self) -> None:
         """Drops what has not been looked at: a training that was left is no concern of the next."""
-        self._watched = self.allows = None
-
-    def watch(self, step: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """After a `train_step` override: `look` checks these tensors for NaN, at the latest when the guard settles."""
-        self._watched = step, tensors
-
-    def look(self) -> None:
-        """Raises if tensors that are watched are not finite."""
-        watched, self._watched = self._watched, None
-        tensors = {} if watched is None else watched[1]()
-        if watched is None or not tensors or math.isfinite(float(total(list(tensors.values())))):
-            return
-        if bad := [name for name, tensor in tensors.items() if not all_finite([tensor])]:
-            raise NonFiniteError(
-                f"{watched[0]}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, and "
-                "nothing can undo that. Go on from the last checkpoint, with a lower rate, or clip the gradients."
-            )
+        self.allows = None
 
     def _leave_out(self, what: str, untouched: str, count: int = 1) -> None:
         self.skipped += count
@@ -181,10 +163,8 @@ class DeviceGuard(Guard):
             first = torch.stack([bad for bad, _, _ in pending]).tolist().index(True)
             _, where, untouched = pending[first]
             self._leave_out(f"{where}: a loss or a gradient is not finite.", untouched, count if self.skip else 1)
-        super().settle()
 
     def forget(self) -> None:
-        super().forget()
         self._pending = []
         self._count.zero_()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,14 @@ from ..loss.metrics import check_outputs
 from ..loss.objective import Objective, Terms, terms_of
 from ..loss.outcome import Outcome, detached
 from .guard import Scalar
-from .settings import StepState, single_row_error
+from .settings import single_row_error
 from .shared_terms import SharedTerms
 from .tape.recording import Recording
 from .tape.tape import Tape, outputs_of
 from .tape.tapes import PassKind, Tapes
+
+if TYPE_CHECKING:
+    from .updates import Updates
 
 _SINGLE_ROW = "Expected more than 1 value per channel when training"
 Weights = Mapping[str, Scalar]
@@ -34,7 +38,7 @@ Divide = Callable[[Weights], Weights]
 class PassContext:
     """The passes of one optimizer's updates: chooses how each is made, and adds up what they give."""
 
-    def __init__(self, steps: StepState, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
+    def __init__(self, steps: Updates, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self.guard, self.strategy = steps.guard, steps.strategy
         self.device = next(iter(arena.params)).device

@@ -1,19 +1,13 @@
-"""How every update of a training is made, and how far the updates have come."""
+"""How every update of a training is made."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ..data.batch import Batch
 from ..errors import DataError
-from ..loss.objective import Objective, scoring
-from ..workers.strategy import Strategy
-from .guard import Guard
-from .precision import Precision
 
 CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
 """The settings that may change from one update to the next."""
@@ -31,10 +25,6 @@ class Settings:
     arena: bool = True
     tape: bool | Literal["auto"] = "auto"
     seed: int = 0
-
-
-OutputGetter = Callable[[Any], Any]
-"""Takes one output out of all that a model returned."""
 
 
 FEW = 2  # rows of a stand-in: batch normalisation refuses a single one
@@ -62,69 +52,6 @@ class StandIns:
                 "the first batch at least one row for each worker."
             )
         return self._rows
-
-
-class StepState:
-    """What all updates of a model have in common: how they are made, and how many have been."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        objectives: Mapping[str, Objective],
-        optimizers: Mapping[str, Optimizer],
-        settings: Settings,
-        precision: Precision,
-        guard: Guard,
-        strategy: Strategy,
-        getters: Sequence[OutputGetter],
-    ) -> None:
-        self.model, self.objectives, self.optimizers = model, dict(objectives), dict(optimizers)
-        self.precision, self.guard, self.strategy = precision, guard, strategy
-        self.settings = Settings()
-        self.count = 0
-        """How many have been made in this training."""
-        self.scored = scoring(objectives)
-        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
-        self.getters = getters
-        """What takes out of these the ones that metrics look at; nothing where there are no metrics."""
-        self.adapts = False
-        """Whether the microbatch is made smaller when memory runs out."""
-        self.measures_norm = False
-        """Whether every update measures the norm of its gradients."""
-        self.microbatch: int | None = None
-        """Rows that pass the model at once; `None`: all of a batch."""
-        self.stand_ins = StandIns()
-        """Rows for passes that are made only since other workers make them."""
-        self.failed_step = ""
-        """What has ended an update while its optimizer stepped, and may have left half of it."""
-        self.change(**asdict(settings))
-
-    def change(self, **settings: Any) -> None:
-        """The next update is made with these settings."""
-        before, self.settings = self.settings, replace(self.settings, **settings)
-        wanted = self.settings.microbatch
-        if wanted != before.microbatch:
-            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
-            if self.microbatch is not None:
-                warn_where_splits_differ(self.model, depth=5)
-
-    def halve(self, rows: int) -> bool:
-        """Makes the microbatch half of what did not fit; says whether it may and can."""
-        at_once = min(rows, self.microbatch or rows)
-        if (
-            self.strategy.parts
-            or self.strategy.shards
-            or not self.adapts
-            or at_once == 1
-            or not all(objective.splits for objective in self.objectives.values())
-        ):
-            return False
-        self.microbatch = -(-at_once // 2)
-        warnings.warn(
-            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
-        )
-        warn_where_splits_differ(self.model)
-        return True
 
 
 def draws_random(module: nn.Module) -> bool:

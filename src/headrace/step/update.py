@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,11 @@ from ..store.rng import capture_torch, restore_torch
 from .diagnose import first_not_finite
 from .parts import Parts
 from .passes import Pass, PassContext
-from .settings import StepState, draws_random
+from .settings import draws_random
 from .sharded_pass import ShardedPass
+
+if TYPE_CHECKING:
+    from .updates import Updates
 
 
 class Update:
@@ -31,7 +34,7 @@ class Update:
     Whoever has called code of the user's calls `touched` before the next update: everything is looked at anew then.
     """
 
-    def __init__(self, steps: StepState, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
+    def __init__(self, steps: Updates, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.arena, self.buffers = name, arena, buffers
         self.passes = passes = PassContext(steps, name, objective, arena, buffers)
         self._only_pass = _only_pass(passes)

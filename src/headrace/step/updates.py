@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,13 +22,13 @@ from ..arena.sharding import local
 from ..arena.vectors import names_of, owners, plain_name
 from ..data.batch import Batch
 from ..errors import CheckpointError, ModelError, NonFiniteError
-from ..loss.objective import Objective
+from ..loss.objective import Objective, scoring
 from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .arguments import groups_of
 from .guard import Guard
 from .precision import Precision
-from .settings import CHANGEABLE, OutputGetter, Settings, StepState
+from .settings import CHANGEABLE, Settings, StandIns, warn_where_splits_differ
 from .tape.tapes import LARGEST, Tapes
 from .update import Update
 
@@ -37,7 +39,11 @@ CHECK_EVERY = 64
 """Updates between two checks of the weights. A check takes a twentieth of the time of a small update."""
 
 
-class Updates(StepState):
+OutputGetter = Callable[[Any], Any]
+"""Takes one output out of all that a model returned."""
+
+
+class Updates:
     """Updates a model from a batch. The model lives in arenas between `home` and `release`."""
 
     def __init__(
@@ -52,13 +58,34 @@ class Updates(StepState):
         getters: Sequence[OutputGetter],
         pauses: Mapping[str, int],
     ) -> None:
+        self.model, self.objectives, self.optimizers = model, dict(objectives), dict(optimizers)
+        self.precision, self.guard, self.strategy = precision, guard, strategy
+        self.count = 0
+        """How many have been made in this training."""
+        self.scored = scoring(objectives)
+        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
+        self.getters = getters
+        """What takes out of these the ones that metrics look at; nothing where there are no metrics."""
+        self.adapts = False
+        """Whether the microbatch is made smaller when memory runs out."""
+        self.measures_norm = False
+        """Whether every update measures the norm of its gradients."""
+        self.microbatch: int | None = None
+        """Rows that pass the model at once; `None`: all of a batch."""
+        self.stand_ins = StandIns()
+        """Rows for passes that are made only since other workers make them."""
+        self.failed_step = ""
+        """What has ended an update while its optimizer stepped, and may have left half of it."""
         self._each: list[Update] = []
-        super().__init__(model, objectives, optimizers, settings, precision, guard, strategy, getters)
         self._pauses = pauses  # at every which step the optimizer of a key is used, of those that are not used at each
         self._answers: dict[Objective, Tapes] = {}
         self._tape_note = strategy.note
-        self._not_finite: set[str] | None = None  # what was not finite when the training began
+        self._not_finite: set[str] = set()  # what was not finite when the training began
+        self._knows_not_finite = False
+        self._by_hand = False  # whether a `train_step` may have made updates of its own since the last check
         self._checked = 0  # the last update after which the weights were checked
+        self.settings = Settings()
+        self.change(**asdict(settings))
 
     def make(self, batch: Batch) -> Outcome:
         """Makes the update of a batch. `touched` has to be called before, if code of the user's was."""
@@ -88,8 +115,29 @@ class Updates(StepState):
             update.touched()
 
     def change(self, **settings: Any) -> None:
-        super().change(**settings)
+        """The next update is made with these settings."""
+        before, self.settings = self.settings, replace(self.settings, **settings)
+        wanted = self.settings.microbatch
+        if wanted != before.microbatch:
+            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
+            if self.microbatch is not None:
+                warn_where_splits_differ(self.model, depth=5)
         self.touched()
+
+    def halve(self, rows: int) -> bool:
+        """Makes the microbatch half of what did not fit; says whether it may and can."""
+        at_once = min(rows, self.microbatch or rows)
+        splits = not (self.strategy.parts or self.strategy.shards) and all(
+            objective.splits for objective in self.objectives.values()
+        )
+        if not self.adapts or at_once == 1 or not splits:
+            return False
+        self.microbatch = -(-at_once // 2)
+        warnings.warn(
+            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
+        )
+        warn_where_splits_differ(self.model)
+        return True
 
     def measure(self, getters: Sequence[OutputGetter]) -> None:
         """From the next training on, metrics look at these outputs."""
@@ -181,7 +229,7 @@ class Updates(StepState):
         """A training begins, and counts its updates anew."""
         self.change(seed=seed)
         self.count = self._checked = 0
-        self._not_finite = None
+        self._knows_not_finite = self._by_hand = False
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on but the model's own state and random numbers."""
@@ -242,51 +290,60 @@ class Updates(StepState):
 
     def expect(self) -> None:
         """Before the first update: remembers what is not finite already, as a mask may be, and may stay so."""
-        if self._not_finite is None:
-            tensors = dict(self._fractions())
-            finite = math.isfinite(self.strategy.everywhere(float(total(list(tensors.values())))))
-            self._not_finite = set() if finite else {name for name, t in tensors.items() if not all_finite([t])}
+        if not self._knows_not_finite:
+            self._not_finite, self._knows_not_finite = set(), True
+            if not math.isfinite(self.strategy.everywhere(float(total([t for _, t in self._fractions()])))):
+                self._not_finite = set(self._unusual(self._fractions()))
 
     def watch(self, outcome: Outcome) -> None:
-        """After an overridden `train_step`: the guard checks the weights when it settles, or now if a loss is bad."""
-        known = self._not_finite or set()
-        self.guard.watch(f"step {self.count}", lambda: {n: t for n, t in self._fractions() if n not in known})
+        """After an overridden `train_step`: all of the model is checked at the next report, or now if a loss is bad."""
+        self._by_hand, self._checked = True, min(self._checked, self.count - 1)
         losses = [self.guard.read(term.sum) for term in outcome.terms.values()]
         if not all(isinstance(loss, Tensor) or math.isfinite(loss) for loss in losses):
-            self.guard.look()
+            self._check_weights()
 
     def _fractions(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if tensor.is_floating_point():
                 yield plain_name(name), local(tensor.detach())
 
+    def _unusual(self, tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+        """The names of tensors that are not finite, and were when the training began."""
+        return [name for name, tensor in tensors if name not in self._not_finite and not all_finite([tensor])]
+
     def _check_weights(self) -> None:
-        """Raises if an optimizer has made a weight not finite, though the gradients were finite."""
+        """Raises if an update has made a weight not finite, though its losses and gradients may have been finite."""
         if self._checked == self.count:
             return
+        first = self._checked + 1
+        steps = f"step {f'{first} to ' * (first < self.count)}{self.count}"
+        if self._by_hand and (bad := self.strategy.join_names(self._unusual(self._fractions()))):
+            raise NonFiniteError(
+                f"{steps}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, and "
+                "nothing can undo that. Go on from the last checkpoint, with a lower rate, or clip the gradients."
+            )
         params = [local(param.detach()) for group in groups_of(self.optimizers.values()) for param in group["params"]]
         params = [torch.view_as_real(param) if param.is_complex() else param for param in params]
         number = float(total([param for param in params if param.is_floating_point()]))
-        if math.isfinite(self.strategy.everywhere(number)):
-            self._checked = self.count
-            return
+        if not math.isfinite(self.strategy.everywhere(number)):
+            self._refuse_weights(steps)
+        self._checked, self._by_hand = self.count, False
+
+    def _refuse_weights(self, steps: str) -> None:
+        """Raises if the optimizers have weights that are not finite, and were."""
         places = owners(self.model)
         named = [update.arena.names for update in self._each]
         named = named or [names_of(optimizer, places) for optimizer in self.optimizers.values()]
-        first, known = self._checked + 1, self._not_finite or set()
         for (key, optimizer), names in zip(self.optimizers.items(), named, strict=True):
-            bad = [n for p, n in names.items() if n not in known and not all_finite([local(p.detach())])]
-            bad = self.strategy.join_names(bad)
-            if not bad:
-                continue
-            rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups)
-            raise NonFiniteError(
-                f"step {f'{first} to ' * (first < self.count)}{self.count}: {kind_of(optimizer)}"
-                f"{f' of {key!r}' if key else ''} (rate {rates}) has made {', '.join(map(repr, bad[:3]))} not finite, "
-                "though losses and gradients were finite. This cannot be undone: go on from the last checkpoint, or "
-                "begin anew, with a lower rate, a larger eps=, or clip_norm=."
-            )
-        self._checked = self.count
+            found = self._unusual((name, local(param.detach())) for param, name in names.items())
+            if bad := self.strategy.join_names(found):
+                rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups)
+                raise NonFiniteError(
+                    f"{steps}: {kind_of(optimizer)}{f' of {key!r}' if key else ''} (rate {rates}) has made "
+                    f"{', '.join(map(repr, bad[:3]))} not finite, though losses and gradients were finite. This cannot "
+                    "be undone: go on from the last checkpoint, or begin anew, with a lower rate, a larger eps=, or "
+                    "clip_norm=."
+                )
 
     def _due(self) -> list[Update]:
         """The updates that this step makes."""

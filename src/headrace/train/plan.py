@@ -11,9 +11,7 @@ import torch
 from ..data.reader import Epochs, Reader
 from ..data.source import Source
 from ..errors import ConfigError
-from ..length import Length, interval
-from ..loss.by_output import MetricsByOutput
-from ..loss.objective import Objective
+from ..length import Length
 from ..step import check
 from ..step.arguments import data_sets, source_on
 from ..watch.callback import Callback, Callbacks
@@ -22,7 +20,7 @@ from ..watch.progress import Progress
 from ..watch.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
-    pass
+    from .trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +36,6 @@ class Plan:
     callbacks: Callbacks
     others: Sequence[Length] = ()
     """When a checkpoint is written, and a schedule moves on."""
-
-    @classmethod
-    def of(
-        cls,
-        train: Source,
-        val: Any,
-        test: Any,
-        device: torch.device,
-        validate_every: str | Length,
-        log_every: str | Length,
-        callbacks: Callbacks,
-        others: Sequence[Length],
-    ) -> Plan:
-        """The plan of what a user has asked for."""
-        return cls(
-            train,
-            _sources(val, device, "val", train),
-            _sources(test, device, "test", train),
-            interval(validate_every, "validate_every"),
-            interval(log_every, "log_every"),
-            callbacks,
-            others,
-        )
 
     @property
     def scored(self) -> dict[str, Source]:
@@ -82,15 +57,9 @@ class Plan:
         """The settings that a run is resumed with."""
         return {"validate_every": str(self.validate_every), "log_every": str(self.log_every)}
 
-    def check(
-        self,
-        objectives: Mapping[str, Objective],
-        scorers: Mapping[str, Objective],
-        scan: bool,
-        target: str,
-        metrics: MetricsByOutput,
-    ) -> None:
-        """Raises on whatever can be known not to work; `target`: the stream that metrics compare with."""
+    def check(self, trainer: Trainer, scan: bool) -> None:
+        """Raises on whatever can be known not to work."""
+        objectives, scorers, metrics = trainer.objectives, trainer.eval_objectives, trainer.metrics
         given = {"train": self.train, **self.scored}
         soft = set.intersection(*(objective.soft_targets() for objective in scorers.values())) if scorers else set()
         for name, source in given.items():
@@ -105,7 +74,7 @@ class Plan:
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
         for scored in (objectives, scorers) if metrics else ():
-            check.measurable(scored, self.train.streams, target, metrics.parts)
+            check.measurable(scored, self.train.streams, trainer.target, metrics.parts)
 
 
 def rows_of(source: Source) -> int | None:
@@ -115,7 +84,7 @@ def rows_of(source: Source) -> int | None:
     return None if source.own_size else source.batches(1)
 
 
-def _sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:
+def scored_sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:
     """The data to be scored as sources: none, one, or several sets by name."""
     sets = {} if data is None else data_sets(data, name, train.streams)
     return {each: source_on(held, device, each, like=train) for each, held in sets.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ConfigError
-from ..length import Counters, Length, limits
+from ..length import Counters, Length, interval, limits
 from ..step import check
 from ..step.arguments import source_on
 from ..watch.callback import Callback
@@ -20,7 +20,7 @@ from ..workers.synchronous import join
 from .at_center import AtCenter
 from .checkpointer import Checkpointer
 from .loop import Loop
-from .plan import Plan, all_callbacks
+from .plan import Plan, all_callbacks, scored_sources
 from .runs import Run
 from .schedule import interval_of
 from .threads import ThreadHint
@@ -71,9 +71,13 @@ def make_loop(
         callbacks, progress, run.logs and checkpointer.keeps, ThreadHint(trainer), workers.comm.leader
     )
     others = [every for every in (checkpointer.every, interval_of(trainer.schedule)) if every is not None]
-    plan = Plan.of(source, val, test, trainer.device, validate_every, log_every, called, others)
+    validated, tested = (
+        scored_sources(data, trainer.device, name, source) for data, name in ((val, "val"), (test, "test"))
+    )
+    every = interval(validate_every, "validate_every"), interval(log_every, "log_every")
+    plan = Plan(source, validated, tested, *every, called, others)
     check.has_an_end(source, bounds, sized=trainer.batch_size is not None)
-    plan.check(trainer.objectives, trainer.eval_objectives, scan, trainer.target, trainer.metrics)
+    plan.check(trainer, scan)
     if plan.scored and not trainer.has_own_evaluate_step:
         check.can_score(trainer.eval_objectives)
     info = Info(trainer, Counters(), bounds, History(), ("train", *plan.val), train=source)

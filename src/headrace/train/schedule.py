@@ -2,20 +2,17 @@
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, Points, interval
 from ..step.arguments import groups_of, put_rate, shares_of
-from ..step.config import plain
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
@@ -269,7 +266,7 @@ class _ByTorch(Rates):
         self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
     ) -> None:
         super().__init__(optimizers)
-        self._schedule, self._total = schedule, _total_steps(limits, batches)
+        self._schedule, self._total = schedule, _total_steps(limits, batches) if _required(schedule.make) > 1 else None
         self._schedulers = [schedule.scheduler(optimizer, self._total) for optimizer in optimizers]
         for made in self._schedulers:
             if all(made.optimizer is not optimizer for optimizer in optimizers):
@@ -305,13 +302,12 @@ class _ByTorch(Rates):
         if kinds != [saved["kind"] for saved in state]:
             raise CheckpointError(f"the schedule was {[saved['kind'] for saved in state]} and is {kinds}.")
         for scheduler, saved in zip(self._schedulers, state, strict=True):
-            if saved["total"] != self._total and not self._is_alike(scheduler.optimizer, saved["total"]):
+            if saved["total"] != self._total:
                 raise CheckpointError(
                     f"the schedule was made for {saved['total']} steps, and there are to be {self._total}: torch's "
                     "schedulers do not stretch. Use a function of the progress (hr.Cosine), or another run."
                 )
-            now = scheduler.state_dict()
-            found = _as_counters(saved["state"], now)
+            now, found = scheduler.state_dict(), saved["state"]
             if type(scheduler).__module__.startswith("torch.optim."):  # what another one keeps may change its kind
                 shape = {key: maybe(like(value)) for key, value in now.items()}
                 shape |= {"_step_count": COUNT} if "_step_count" in found else {}
@@ -319,31 +315,11 @@ class _ByTorch(Rates):
             scheduler.load_state_dict(found)
             self._waits = bool(saved.get("waits", False))
 
-    def _is_alike(self, optimizer: Optimizer, total: int | None) -> bool:
-        """Whether the schedule is the same for another number of steps, tried on an optimizer of no consequence."""
-        states = []
-        for steps in (total, self._total):
-            groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
-            made = self._schedule.scheduler(Optimizer(groups, dict(optimizer.defaults)), steps)
-            states.append(repr(sorted(plain(made.state_dict()).items())))
-        return states[0] == states[1]
-
     def rebase(self) -> None:
         for scheduler in self._schedulers:
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
-
-
-def _as_counters(saved: Any, now: Any) -> Any:
-    """A state with Counters again where there are some now: saved, they are dicts like any other."""
-    if isinstance(now, Counter):
-        return Counter(saved)
-    if isinstance(now, Mapping) and isinstance(saved, Mapping):
-        return {key: _as_counters(value, now.get(key)) for key, value in saved.items()}
-    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
-        return [_as_counters(before, after) for before, after in zip(saved, now, strict=True)]
-    return saved
 
 
 def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:

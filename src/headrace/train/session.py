@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ..arena.vectors import plain_name
+from ..data.batch import Stream
 from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
 from ..data.source import Categories, Source
@@ -22,10 +23,12 @@ from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
 from ..step.check import same_categories
 from ..step.frozen import Frozen
+from ..step.unsaved import UnsavedOptimizers
 from ..step.updates import Updates
 from ..step.weights import as_categories, check_model, load_model
 from ..store import rng
 from ..store.run import machine
+from ..watch.history import History
 from ..watch.info import Best, Info
 from ..workers.leased import Leased
 from .checkpoint import Checkpoint
@@ -39,6 +42,24 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
+
+
+@dataclass
+class LastTraining:
+    """What a trainer remembers of its last training, or of the one under way."""
+
+    history: History | None = None
+    """What it has reported."""
+    streams: list[Stream] | None = None
+    """Those of the last batch that `step` was given, which the losses are prepared for."""
+    trained_on: Sequence[Stream] | None = None
+    """The streams of its data."""
+    rates: list[float] = field(default_factory=list)
+    """Where its schedule has left the rates of the optimizers."""
+    info: Info | None = None
+    """The training under way."""
+    unsaved: UnsavedOptimizers | None = None
+    """Finds optimizers that a run would miss, while a trainer with an own `train_step` trains."""
 
 
 class Session:

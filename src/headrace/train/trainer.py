@@ -43,10 +43,10 @@ from ..watch.info import Info
 from ..workers.here import here
 from ..workers.strategy import Strategy
 from . import passes
-from .last import LastTraining
 from .own_step import step_by_hand
 from .prepare import make_loop, make_workers
 from .runs import Run
+from .session import LastTraining
 from .setting import BetweenTrainings, OfUpdates, check_change, check_names, check_setting
 
 if TYPE_CHECKING:
