@@ -49,7 +49,7 @@ def step_by_hand(trainer: Trainer, batch: Batch) -> dict[str, Any]:
             deterministic_mode(trainer.deterministic),
         ):
             outcome = update(trainer, batch)
-            updates.guard.settle()
+            (updates if trainer.has_own_train_step else updates.guard).settle()
     except BaseException as error:
         trainer.workers.mark_failed(error)
         raise
