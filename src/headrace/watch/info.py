@@ -71,6 +71,8 @@ class Info:
     """Whether a center lends out the data: it is known there when they end."""
     rates: list[float] = field(default_factory=list)
     """Rows a second of each worker, as of the last report."""
+    per_row: dict[str, float] = field(default_factory=dict)
+    """What a `Timer` knows of a row: its tokens, and its share of the operations that the devices make in a second."""
     marks: dict[str, Best] = field(default_factory=dict)
     """The best step so far, for each who looks for one."""
     resumed: int = 0

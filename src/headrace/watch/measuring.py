@@ -7,6 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..data.batch import Batch
+from ..data.ragged import Ragged
 from ..errors import ConfigError, unknown
 from ..length import Length, interval
 from .callback import HOOKS, Callback
@@ -27,32 +33,101 @@ class Lambda(Callback):
             setattr(self, hook, function)
 
 
+PEAKS = {
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "V100": 125e12,
+    "T4": 65e12,
+}
+"""Floating-point operations a second of dense products in half precision, by what is in a device's name."""
+
+
 class Timer(Callback):
     """Reports `time/epoch_s` and `time/rows_per_s` of every epoch, `time/val_s` and `time/test_s`.
 
+    `tokens` names a stream whose items are counted: `time/tokens_per_s`. Of a `Ragged` these are its items, of a mask
+    its true elements, of another stream its positions, without their channels. `flops` are the floating-point
+    operations of one row, or of one token where these are counted; "auto" measures a forward pass of the first batch,
+    and takes three times as many, as the backward pass needs twice those of the forward pass. With them there is
+    `time/mfu`, their share of `peak`, the operations a second that one device can make in half precision. It is known
+    for usual GPUs.
+
     The seconds of an epoch are those of its updates and of waiting for data. The numbers are those of this machine at
-    this time: they are all that differs in the history of a training that is made again.
+    this time: they are all that differs in the history of a training that is made again. Of several workers, rows are
+    those of all, and worker 0 counts tokens and operations for a row.
     """
 
     everywhere = False
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: str = "", flops: float | str | None = None, peak: float | None = None) -> None:
+        if flops is not None and flops != "auto" and (isinstance(flops, str) or not flops > 0):
+            raise ConfigError(f"Timer: flops= is a number of operations above 0, or 'auto'; got {flops!r}.")
+        if peak is not None and not peak > 0:
+            raise ConfigError(f"Timer: peak= is a number of operations a second above 0; got {peak!r}.")
+        self._stream, self._flops, self._peak = tokens, flops, peak
         self.epoch_s: list[float] = []
         """Of every epoch so far, in this process."""
         self.forget()
 
     def forget(self) -> None:
         self.epoch_s.clear()
+        self._begin()
+
+    def _begin(self) -> None:
         self._spent_s, self._rows = 0.0, 0
+        self._counted, self._tokens = 0, 0.0  # rows of this worker, and the tokens in them
+        self._masked: Any = 0  # those of masks, which are on a device
         self._last = time.perf_counter()
 
+    def _check(self, info: Info) -> None:
+        names = [stream.name for stream in info.train.streams or ()]
+        if self._stream and names and self._stream not in names:
+            raise ConfigError(f"Timer: {unknown('stream', self._stream, names)}")
+        if self._flops is not None and self._peak is None:
+            device = info.trainer.device
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+            known = [peak for key, peak in PEAKS.items() if key in name.replace("-", " ").split() or key in name]
+            if not known:
+                raise ConfigError(f"Timer: the operations a second of {name!r} are not known. Pass them: peak=312e12.")
+            self._peak = known[0]
+
+    def _change(self, info: Info, batch: Batch) -> Batch:
+        if self._stream:
+            self._count(batch)
+        if self._flops == "auto" and batch.rows:
+            with info.evaluating(), FlopCounterMode(display=False) as counter:
+                info.trainer.evaluate_step(batch)
+            units = float(self._tokens + self._masked) if self._stream else batch.rows
+            self._flops = 3 * counter.get_total_flops() / max(units, 1)
+        return batch
+
+    def _count(self, batch: Batch) -> None:
+        value = batch[self._stream]
+        self._counted += batch.rows
+        if isinstance(value, Ragged):
+            self._tokens += value.items
+        elif isinstance(value, Tensor) and value.dtype is torch.bool:
+            self._masked = self._masked + value.sum()
+        elif isinstance(value, Tensor):
+            self._tokens += value.shape[:2].numel()
+        else:
+            raise ConfigError(f"Timer: tokens={self._stream!r} is a {type(value).__name__}, whose items do not count.")
+
     def on_epoch_start(self, info: Info) -> None:
-        self._spent_s, self._rows = 0.0, 0
-        self._last = time.perf_counter()
+        self._begin()
 
     def on_step_end(self, info: Info) -> None:
         self._spent_s += self._lap()
         self._rows += info.rows
+        if (self._stream or self._flops) and not isinstance(self._masked, Tensor):
+            info.per_row = self._of_a_row(self._tokens, info)
 
     def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
         name = next(iter(scores)).partition("/")[0]
@@ -61,7 +136,18 @@ class Timer(Callback):
     def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
         if self._rows:  # else the training has been taken up at the end of an epoch
             self.epoch_s.append(self._spent_s)
-            info.log({"time/epoch_s": self._spent_s, "time/rows_per_s": self._rows / max(self._spent_s, 1e-9)})
+            rate = self._rows / max(self._spent_s, 1e-9)
+            info.per_row = self._of_a_row(float(self._tokens + self._masked), info)
+            more = {f"time/{name}": rate * each for name, each in info.per_row.items()}
+            info.log({"time/epoch_s": self._spent_s, "time/rows_per_s": rate, **more})
+
+    def _of_a_row(self, tokens: float, info: Info) -> dict[str, float]:
+        """What a row stands for, on average: tokens, and a share of the operations of a second."""
+        found = {"tokens_per_s": tokens / max(self._counted, 1)} if self._stream else {}
+        if isinstance(self._flops, float | int) and self._peak is not None:
+            flops = self._flops * found.get("tokens_per_s", 1.0)
+            found["mfu"] = flops / (self._peak * info.trainer.workers.comm.count)
+        return found
 
     def _lap(self) -> float:
         """Seconds since the last call."""

@@ -330,9 +330,14 @@ def _place(info: Info) -> str:
 
 def _rates(info: Info, clock: _Clock) -> str:
     """Samples a second: of all workers together, and of each of several."""
+    rate = clock.rate(info) if len(info.rates) < 2 else sum(info.rates)
+    whole = f"{rate:,.0f} samples/s"
+    if tokens := info.per_row.get("tokens_per_s"):
+        whole += f"  {rate * tokens:,.0f} tokens/s"
+    if mfu := info.per_row.get("mfu"):
+        whole += f"  MFU {rate * mfu:.1%}"
     if len(info.rates) < 2:
-        return f"{clock.rate(info):,.0f} samples/s"
-    whole = f"{sum(info.rates):,.0f} samples/s"
+        return whole
     if len(info.rates) <= WORKERS_SHOWN:
         return f"{whole} ({' + '.join(f'{rate:,.0f}' for rate in info.rates)})"
     return f"{whole} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"

@@ -72,6 +72,9 @@ def _facts(found: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str,
         yield "count", "time", span(60 * minutes), ""
     if rates := sorted(rate for rate in pace.values() if math.isfinite(rate)):
         yield "count", "samples per second", written(round(rates[len(rates) // 2])), "median"
+    for key, name in {"time/tokens_per_s": "tokens per second", "time/mfu": "MFU"}.items():
+        if timed := sorted(each for row in found.rows if (each := number(row.get(key))) is not None):
+            yield "count", name, written(timed[len(timed) // 2]), "median"
 
 
 def _best_number(found: RunContents, row: Row | None) -> tuple[str, float | None]:
