@@ -11,18 +11,19 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "src"))  # where it has not been installed
 
 PARTS = {
-    "Data": "data formats adapters",
-    "Losses, metrics and models": "loss arena",
-    "Several workers": "workers engines",
-    "Callbacks and what was reported": "watch",
-    "Trainer": "length step train",
-    "Runs": "store",
-    "Recipes and the command line": "app __main__",
-    "Images": "vision",
-    "scikit-learn and Optuna": "sklearn optuna",
-    "Kits": "testing",
+    "trainer": ("Trainer", "length step train"),
+    "losses": ("Losses, metrics and models", "loss arena"),
+    "data": ("Data", "data formats adapters"),
+    "callbacks": ("Callbacks and history", "watch"),
+    "runs": ("Runs and records", "store record"),
+    "workers": ("Several workers", "workers engines"),
+    "recipes": ("Recipes and export", "app __main__"),
+    "images": ("Images", "vision"),
+    "estimators": ("scikit-learn and Optuna", "sklearn optuna"),
+    "kits": ("Kits for tests", "testing"),
+    "errors": ("Errors", "errors"),
 }
-"""Parts of the library, as a user sees them, and the modules of each. What is in none is the trainer's."""
+"""The pages of the reference: by the name of the file, the title and the modules. What is in none is the trainer's."""
 
 TOP = "<!-- Made from the source by scripts/docs: change scripts/pages.py, not this file. -->\n"
 
@@ -35,33 +36,32 @@ def main() -> None:
 def pages() -> dict[Path, str]:
     """Every page that is made, as it should be."""
     switch = DOCS / "switch.md"
-    return {
-        DOCS / "names.md": names_page(),
-        switch: with_lines(switch.read_text()),
-    }
+    return {**reference(), switch: with_lines(switch.read_text())}
 
 
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def names_page() -> str:
+def reference() -> dict[Path, str]:
+    """A page for each part of the library, with the public names in it."""
     import headrace
 
     by_part: dict[str, list[str]] = {part: [] for part in PARTS}
     for name, module in headrace._MODULES.items():
-        part = "Errors" if module == "errors" else part_of(module.partition(".")[0])
-        by_part.setdefault(part, []).append(f"headrace.{name}")
-    for part, room in (("Images", "vision"), ("Kits", "testing")):
+        by_part[part_of(module.partition(".")[0])].append(f"headrace.{name}")
+    for part, room in (("images", "vision"), ("estimators", "sklearn"), ("kits", "testing")):
         by_part[part] = [f"headrace.{room}.{name}" for name in import_module(f"headrace.{room}").__all__]
-    lines = [TOP, "# Every name", "", "What `import headrace as hr` offers, by the part of the library.", ""]
-    for part, names in by_part.items():
-        if names:
-            lines += [f"## {part}", "", *(f"::: {name}" for name in sorted(names)), ""]
-    return "\n".join(lines)
+    return {
+        DOCS / "reference" / f"{part}.md": "\n".join(
+            [TOP, f"# {PARTS[part][0]}", "", *(f"::: {name}" for name in sorted(names)), ""]
+        )
+        for part, names in by_part.items()
+        if names
+    }
 
 
 def part_of(module: str) -> str:
-    return next((part for part, modules in PARTS.items() if module in modules.split()), "Trainer")
+    return next((part for part, (_, modules) in PARTS.items() if module in modules.split()), "trainer")
 
 
 # --- lines that a task takes ------------------------------------------------------------------------------
