@@ -1,5 +1,6 @@
 """Runs for tests of records: small trainings of many kinds, some of whose rows are poisoned."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.store.checkpoints import Store
 
 ROWS, BATCH, EPOCHS = 240, 24, 3
 UPDATES = EPOCHS * ROWS // BATCH
+POISONED_LATE = int(hr.Order(ROWS).indices(0, ROWS - 12, ROWS)[0])
+"""A row that is used first when much is learnt already."""
 
 
 def columns(poisoned: int | None = None, rows: int = ROWS, seed: int = 7) -> dict[str, Tensor]:
@@ -100,3 +104,15 @@ def state(trainer: hr.Trainer) -> list[Tensor]:
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def forged(run: Path, copy: Path, step: int, file: str, name: str) -> None:
+    """A copy of a run with one bit changed in a checkpoint, whose hashes are right."""
+    shutil.copytree(run, copy)
+    store = Store(copy / "checkpoints", hr.Record(copy).id)
+    contents = store.load(step)
+    tensor = contents.tensors[file][name].clone()
+    tensor.view(-1).view(torch.int32)[0] ^= 1
+    contents.tensors[file] = {**contents.tensors[file], name: tensor}
+    shutil.rmtree(store.at(step))
+    store.save(contents)

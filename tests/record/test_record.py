@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit.recorded import EPOCHS, KINDS, ROWS, UPDATES, columns, make, same, state, train
+from kit.recorded import EPOCHS, KINDS, ROWS, UPDATES, columns, forged, make, same, state, train
 
 import headrace as hr
 from headrace.data.order import MixOrder
@@ -286,18 +286,6 @@ def test_runs_that_differ_in_a_setting_a_row_or_a_bit_are_told_apart(run: Path, 
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------
-
-
-def forged(run: Path, copy: Path, step: int, file: str, name: str) -> None:
-    """A copy of a run with one bit changed in a checkpoint, whose hashes are right."""
-    shutil.copytree(run, copy)
-    store = Store(copy / "checkpoints", hr.Record(copy).id)
-    contents = store.load(step)
-    tensor = contents.tensors[file][name].clone()
-    tensor.view(-1).view(torch.int32)[0] ^= 1
-    contents.tensors[file] = {**contents.tensors[file], name: tensor}
-    shutil.rmtree(store.at(step))
-    store.save(contents)
 
 
 def test_a_sound_run_is_certified(run: Path, tmp_path: Path) -> None:

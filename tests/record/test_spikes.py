@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from kit.recorded import EPOCHS, ROWS, columns, make, same, state
+from kit.recorded import POISONED_LATE as POISONED
 
 import headrace as hr
 from headrace.errors import ConfigError
 
-POISONED = int(hr.Order(ROWS).indices(0, ROWS - 12, ROWS)[0])  # used first when much is learnt
 ACTIONS = ("note", "skip", "rewind")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the model has:UserWarning"),
@@ -95,10 +95,9 @@ def test_going_back_ends_as_a_training_from_the_checkpoint_without_the_rows(kind
 PROGRAM = """
 import sys, warnings
 import torch
-from kit.recorded import EPOCHS, ROWS, columns, make
+from kit.recorded import EPOCHS, columns, make
+from kit.recorded import POISONED_LATE as POISONED
 import headrace as hr
-
-POISONED = int(hr.Order(ROWS).indices(0, ROWS - 12, ROWS)[0])
 
 class Slow(hr.Callback):
     def on_step_end(self, info):
@@ -139,7 +138,7 @@ def test_a_training_that_is_killed_decides_the_same(action: str, tmp_path: Path)
 
 
 def newest(run: Path) -> int:
-    return max((int(each.name[5:]) for each in run.glob("checkpoints/step-*")), default=0)
+    return max((int(each.name.split("-")[1]) for each in run.glob("checkpoints/step-*")), default=0)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from ..store.document import SMALL_BYTES, parse_document, read_document
 from ..store.run import RUN, run_id
 from ..store.shape import DICT, TEXT, check
 from .parameters import from_yaml
-from .run_files import SOURCE, kept_source
+from .run_files import RECIPE_FILE, SOURCE, kept_source
 
-RECIPE_FILE = "recipe.json"
-"""Where a run keeps what its recipe is and what it was given."""
 _RECIPE = {"recipe": TEXT, "arguments": DICT, "fit": DICT}
 PARTS = ("arguments", "fit")
 """What a file of options may put under keys of their own, as a run does."""

@@ -16,7 +16,7 @@ from ..store.document import DEPTH
 
 _LOOSE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 
-OF_A_RUN = {"resume": "resume", "checkpoint_every": "every", "keep": "keep", "override": "override"}
+OF_A_RUN = {"resume": "resume", "checkpoint_every": "every", "keep": "keep", "override": "override", "parent": "parent"}
 """Options of the command line that are about the run, by the argument of `Run` that they are."""
 
 

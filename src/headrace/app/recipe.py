@@ -26,9 +26,10 @@ from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
-from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of
+from .find import find_recipe, read_recipe, recipe_of
 from .parameters import OF_A_RUN, parameters_of, typed
-from .run_files import keep_recipe, kept_files
+from .run_files import RECIPE_FILE, keep_recipe, kept_files
+from .strategies import parse_strategy
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
 
@@ -175,6 +176,19 @@ def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe
     made = function(**typed(function, arguments)) if arguments else function()
     if not isinstance(made, Recipe):
         raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
+    return made
+
+
+def made_again(run: Path, recipe: str | None, trust: bool) -> Recipe:
+    """The recipe of a run as it was before the run, and in `fit` what a replay has to be given."""
+    name, arguments = recipe_of(run, recipe, trust)
+    options = (read_recipe(run) or {"fit": {}})["fit"]
+    with auto_device(options.get("device")):
+        made = load_recipe(name, arguments)
+        made.open_train()
+    if options.get("strategy"):
+        set_strategy(made.trainer, parse_strategy(options["strategy"]))
+    made.fit = {"val": made.val, "callbacks": made.fit.get("callbacks", ())}
     return made
 
 

@@ -10,7 +10,8 @@ from ..formats.described import Described
 from ..store import disk
 from ..store.document import LARGE_BYTES, read_document
 
-SOURCE, DATA = "recipe.py", "data.json"
+RECIPE_FILE, SOURCE, DATA = "recipe.json", "recipe.py", "data.json"
+"""Where a run keeps what its recipe is and what it was given, its source, and what its data files held."""
 
 
 def keep_recipe(run: Path, recipe: str, files: Sequence[Described]) -> None:
@@ -43,3 +44,10 @@ def kept_files(run: Path) -> list[Described]:
         if isinstance(error, CorruptError):
             raise
         raise RunError(f"{run / DATA} cannot be read: {error}. Remove it, and put the data back.") from None
+
+
+def pass_on(run: Path, new: Path) -> None:
+    """Gives a run that was made from another the recipe of that one, so that its weights can be used."""
+    for name in (RECIPE_FILE, SOURCE, DATA):
+        if (run / name).is_file():
+            disk.write_file(new / name, (run / name).read_bytes())

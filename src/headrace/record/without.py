@@ -13,10 +13,13 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..data.reader import Reader
-from ..data.source import Table, forwarded
+from ..data.source import Table, fingerprint_of, forwarded
 from ..errors import ConfigError
 from ..loss.objective import losses_of
 from ..step.arguments import source_on
+from ..step.config import differences
+from ..store.checkpoints import Store
+from ..store.run import CHECKPOINTS
 from ..train.runs import Run
 from ..train.trainer import Trainer
 from ..watch.history import History
@@ -48,7 +51,8 @@ class Weightless(Table):
         return self._table.lengths(stream)
 
     def fingerprint(self) -> str:
-        return self._table.fingerprint()
+        """Another one than the table's: a run without rows does not go on with them unasked."""
+        return fingerprint_of(self._table.fingerprint(), "without", *self._rows)
 
     def _changed(self, batch: Batch, numbers: Any) -> Batch:
         hits = np.flatnonzero(np.isin(numbers, self._rows))
@@ -82,12 +86,17 @@ def train_without(
     used = [step for row in rows for step in record.when(row, train)]
     first = min(used, default=record.steps + 1)
     at = record.before(first - 1)
-    table = Weightless(source.table, rows, weights)
-    record.fork(run, at)
     config = record.settings
     every = {name: config[name] for name in ("log_every", "validate_every") if name in config}
+    known = {name: value for name, value in trainer.resume_settings.items() if name in config}
+    if changed := differences({name: config[name] for name in known}, known):
+        raise ConfigError(
+            f"{record.path} was trained with other settings: {'; '.join(changed)}. Set them as they were."
+        )
     options = {"progress": False, **record.checkpoint(at).common["limits"], **every, **fit}
-    return trainer.fit(table, run=Run(run, resume="must"), **options)
+    begins = not run.exists() or Store(run / CHECKPOINTS, None).steps() in ([], [at])  # with data that are others now
+    kept = Run(run, parent=f"{record.path}@{at}", override=begins)
+    return trainer.fit(source.over(Weightless(source.table, rows, weights)), run=kept, **options)
 
 
 def weight_streams(trainer: Trainer) -> list[str]:

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from .of_recipe import OfRecipe
 
 TRAIN, USE, LOOK = (Group(name, sort_key=k) for k, name in enumerate(["Train", "Use what was trained", "Look"]))
-OF_A_RECIPE = ("fit", "sweep", "resume")
+OF_A_RECIPE = ("fit", "sweep", "resume", "fork")
 """Commands that take the parameters of a recipe as options, too: see `of_recipe`."""
 
 COMMANDS = {
     "fit": (TRAIN, "fit:fit", "Train a recipe, with one worker or several."),
     "sweep": (TRAIN, "sweep:sweep", "Train a recipe with each combination of some values."),
     "resume": (TRAIN, "fit:resume", "Continue a run from its last checkpoint."),
+    "fork": (TRAIN, "fit:fork", "Begin a run with a step of another, and train on with other options."),
+    "without": (TRAIN, "record:without", "Train a run again as if some rows had never counted."),
     "rehearse": (TRAIN, "rehearse:rehearse", "Train a recipe on virtual workers, with one strategy after the other."),
     "new": (TRAIN, "new:new", "Make a directory with a recipe that works, and a test of it."),
     "validate": (
@@ -39,6 +41,10 @@ COMMANDS = {
     "checkpoint list": (USE, "checkpoints:list_checkpoints", "List the checkpoints of a run."),
     "checkpoint verify": (USE, "checkpoints:verify", "Check that every byte of them is as it was written."),
     "checkpoint export": (USE, "checkpoints:export", "Write the weights of one for other programs."),
+    "when": (LOOK, "record:when", "Show the rows of an update of a run, or the updates that used a row."),
+    "why": (LOOK, "record:why", "Make an update again, and show what its loss was made of."),
+    "diff": (LOOK, "record:diff", "Show the first difference of two runs."),
+    "verify": (LOOK, "record:verify", "Check the hashes of a run, and make stretches of it again."),
     "runs": (LOOK, "runs:runs", "List the runs in a directory."),
     "report": (LOOK, "runs:report", "Write a run as one page, report.html, and pictures."),
     "doctor": (LOOK, "doctor:doctor", "Show versions, devices and space, and what is missing."),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, RunError
+from ...store.parents import step_of
 from .of_recipe import Files, Found, Given, OfRecipe
 from .options import INTERRUPTED, PREEMPTED, Options, UsageError
 from .output import numbers, print_line, print_result, print_text
@@ -57,6 +58,38 @@ def _resume(
     return _fit(run, replace(given, options=options), print_config=print_config)
 
 
+def _fork(
+    parent: str,
+    new: str,
+    /,
+    given: Given,
+    *,
+    recipe: str | None = None,
+    trust: bool = False,
+    config: Files = (),
+) -> int:
+    """Begins a run with a step of another, and trains on; options are as that run has them, unless others are given.
+
+    Args:
+        parent: a step of a run, as in runs/a@600
+        new: the directory of the new run
+        recipe: file.py or file.py:function, which the run was trained with
+        trust: instead of --recipe: execute the copy of the recipe in the run, which is code
+        config: options from a file, YAML or JSON; may be given several times
+    """
+    from ...record.record import Record
+    from ..recipe import changed_arguments, made_again
+
+    run, step = step_of(parent)
+    if step not in (record := Record(run)).checkpoints and not Path(new).exists():
+        made = made_again(run, recipe, trust)
+        record.fork(new, step, made.trainer, made.train, **made.fit)
+    override = given.options.override or bool(changed_arguments(run, given.arguments))
+    given = replace(given, options=replace(given.options, run=new, override=override))
+    training = training_of(given)
+    return _train(given.recipe, given.options, replace(training, options={**training.options, "parent": parent}))
+
+
 def training_of(given: Given) -> "Training":
     """What is to be trained, with these values."""
     from ..find import located
@@ -90,7 +123,8 @@ def _find_of_run(words: Sequence[str]) -> Found:
     """The recipe of the run that the first word names, and the options of the run."""
     if not words or words[0].startswith("-"):
         return Found()
-    from ..find import RECIPE_FILE, find_recipe, recipe_of
+    from ..find import find_recipe, recipe_of
+    from ..run_files import RECIPE_FILE
 
     run, recipe = words[0], _value_of(words, "--recipe")
     recipe, _ = recipe_of(Path(run), recipe, "--trust" in words)
@@ -102,6 +136,11 @@ def _find_of_run(words: Sequence[str]) -> Found:
             f"{run} has no checkpoint yet. Start it: {shlex.join(['headrace', 'fit', *known, '--run', run])}"
         )
     return Found(recipe, find_recipe(recipe), files)
+
+
+def _find_of_parent(words: Sequence[str]) -> Found:
+    """As `_find_of_run`, of the run of which the first word names a step."""
+    return _find_of_run([str(step_of(words[0])[0]), *words[1:]] if words and not words[0].startswith("-") else words)
 
 
 def _value_of(words: Sequence[str], flag: str) -> str | None:
@@ -179,3 +218,4 @@ def _result(recipe: str, trained: "Trained", report: str | None) -> str:
 
 fit = OfRecipe(_fit, find_named)
 resume = OfRecipe(_resume, _find_of_run, without=("run", "resume"))
+fork = OfRecipe(_fork, _find_of_parent, without=("run", "resume"))

@@ -69,16 +69,18 @@ class OfRecipe:
     def function(self, found: Found) -> Callable[..., int]:
         """A function of all options, which calls `run`."""
         recipe = {} if found.function is None else _parameters(found.function)
-        place, _, *own = inspect.signature(self.run).parameters.values()
+        known = inspect.signature(self.run).parameters.values()
+        places = [each for each in known if each.kind is each.POSITIONAL_ONLY]
+        own = [each for each in known if each.kind is each.KEYWORD_ONLY]
         own_names = {each.name for each in own}
         taken = recipe.keys() | own_names | {*self.without}
         training = {name: each for name, each in parameters_of(Options).items() if name not in taken}
 
-        def call(first: str, /, **values: Any) -> int:
+        def call(*first: str, **values: Any) -> int:
             arguments = {name: values.pop(name, each.default) for name, each in recipe.items()}
             options = Options(**{name: values.pop(name) for name in training if name in values})
             options.check()
-            return self.run(first, Given(found.name, arguments, options), **values)
+            return self.run(*first, Given(found.name, arguments, options), **values)
 
         about = {} if found.function is None else described(found.function)
         options = [
@@ -87,7 +89,7 @@ class OfRecipe:
             *(each.replace(annotation=Annotated[each.annotation, Option(group=COMMAND)]) for each in own),
         ]
         call.__doc__ = self.run.__doc__
-        vars(call)["__signature__"] = inspect.Signature([place, *options])
+        vars(call)["__signature__"] = inspect.Signature([*places, *options])
         return call
 
 

@@ -1,0 +1,145 @@
+"""`headrace when`, `why`, `diff`, `verify` and `without`: what can be found out from a run."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Parameter
+
+from .options import Count, UsageError, check_ending
+from .output import print_result
+
+if TYPE_CHECKING:
+    from ...record.record import Record
+    from ..recipe import Recipe
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What makes the trainer and the data of a run, and how the answer is printed.
+
+    Args:
+        recipe: file.py or file.py:function, which the run was trained with
+        trust: instead of --recipe: execute the copy of the recipe in the run, which is code
+        json: print JSON, for a program to read
+    """
+
+    recipe: str | None = None
+    trust: bool = False
+    json: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        return self.trust or self.recipe is not None
+
+    def make(self, run: str | Path) -> "Recipe":
+        """The recipe of a run, made again."""
+        from ..recipe import made_again
+
+        return made_again(Path(run), self.recipe, self.trust)
+
+
+PLAINLY = How()
+
+
+def _record(run: str) -> "Record":
+    from ...record import record
+
+    return record.Record(run)
+
+
+def when(run: str, /, *, step: Count | None = None, row: int | None = None, how: How = PLAINLY) -> int:
+    """Shows rows of an update, or updates that used a row. Only a mix of tables needs the recipe.
+
+    Args:
+        run: the directory of a run
+        step: show the rows of this update
+        row: show the updates that used this row
+    """
+    if (step is None) == (row is None):
+        raise UsageError("say --step N for the rows of an update, or --row N for the updates that used a row.")
+    record, train = _record(run), how.make(run).train if how.is_given else None
+    found = record.when(row, train) if row is not None else record.rows(step or 0, train)
+    what = "steps" if step is None else "rows"
+    print_result(how.json, {what: found}, f"{what}: {', '.join(map(str, found)) or 'none'}")
+    return 0
+
+
+def why(run: str, /, *, step: Count | None = None, out: Path | None = None, how: How = PLAINLY) -> int:
+    """Makes an update again, and shows its loss by rows, and the norms of its gradient.
+
+    Args:
+        run: the directory of a run
+        step: the update (the largest spike that a SpikeGuard has noted)
+        out: write it as a page, too: FILE.html
+    """
+    if out is not None:
+        check_ending(out, (".html",), "--out")
+    record = _record(run)
+    step = step or max([(loss - median, at) for at, loss, median in record.spikes], default=(0.0, 0))[1]
+    if not step:
+        raise UsageError("say --step N: no SpikeGuard has noted a spike in this run.")
+    made = how.make(run)
+    found = record.why(step, made.trainer, made.train, **made.fit)
+    if out is not None:
+        found.write(out)
+    print_result(how.json, {**asdict(found), "exact": found.exact}, str(found))
+    return 0 if found.exact is not False else 1
+
+
+def diff(run: str, other: str, /, *, how: How = PLAINLY) -> int:
+    """Shows the first difference of two runs; with the recipe, also the first update and tensor that differ.
+
+    Args:
+        run: the directory of a run
+        other: the directory of another
+    """
+    from ...record.diff import diff as first_difference
+
+    made = [how.make(each) for each in (run, other)] if how.is_given else []
+    parts: Any = zip(*((each.trainer, each.train) for each in made), strict=True)
+    found = first_difference(run, other, *parts, **(made[0].fit if made else {}))
+    print_result(how.json, asdict(found), str(found))
+    return 1 if found else 0
+
+
+def verify(
+    run: str, /, *, segments: int = 3, key: Path | None = None, out: Path | None = None, how: How = PLAINLY
+) -> int:
+    """Checks all hashes of a run, and makes stretches between checkpoints again.
+
+    Args:
+        run: the directory of a run
+        segments: how many stretches are made again; 0 needs no recipe
+        key: a private key of ssh, which signs the certificate
+        out: write the certificate as JSON
+    """
+    if segments < 0:
+        raise UsageError(f"--segments is 0 or more, got {segments}.")
+    made = how.make(run) if segments else None
+    parts: Any = {"trainer": made.trainer, "train": made.train, **made.fit} if made else {}
+    found = _record(run).verify(segments=segments, key=key, **parts)
+    if out is not None:
+        found.write(out)
+    print_result(how.json, {"ok": found.ok, **asdict(found)}, str(found))
+    return 0 if found.ok else 1
+
+
+def without(of: str, /, *, rows: str, run: str, how: How = PLAINLY) -> int:
+    """Trains a run again from before some rows were first used, with weight 0 for them.
+
+    Args:
+        of: the directory of a run
+        rows: their numbers, as in 13579,7
+        run: the directory of the new run
+    """
+    if not all(each.strip().isdecimal() for each in rows.split(",")):
+        raise UsageError(f"--rows is numbers of rows, as in 13579,7; got {rows!r}.")
+    made = how.make(of)
+    last = _record(of).without(list(map(int, rows.split(","))), made.trainer, made.train, run=run, **made.fit).last
+    from ..run_files import pass_on
+
+    pass_on(Path(of), Path(run))
+    print_result(how.json, last | {"run": run}, f"{run}: {last['step']} updates without rows {rows}")
+    return 0
