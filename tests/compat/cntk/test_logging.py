@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import headrace.compat.cntk as C
-from headrace.compat.cntk.logging import ProgressPrinter, TensorBoardProgressWriter
-from headrace.compat.cntk.logging.progress_print import TrainingSummaryProgressCallback
+from headrace.compat.cntk.logging import ProgressPrinter
 
 
 def run(writer: Any, minibatches: int = 4, summaries: tuple[int, ...] = (2, 4), tests: int = 0) -> None:
@@ -115,34 +114,3 @@ def test_learners_tell_their_rates_and_momenta_when_they_change(lines: Any) -> N
         "Momentum per minibatch: 0.9",
         "Learning rate per 1 samples: 0.25",
     ]
-
-
-def test_curves_are_written_for_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    writer = TensorBoardProgressWriter(freq=2, log_dir=str(tmp_path))
-    run(writer, tests=0)
-    writer.write_test_summary(0.0)
-    writer.write_value("mine", 7, 3)
-    writer.flush()
-    writer.close()
-    for act in (writer.flush, writer.close, lambda: writer.write_value("a", 1, 1)):
-        with pytest.raises(RuntimeError, match="closed TensorBoardProgressWriter"):
-            act()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    found = {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert found == {
-        "minibatch/avg_loss": [(2, 1.5), (4, 3.5)],
-        "minibatch/avg_metric": [(2, 0.15), (4, 0.35)],
-        "summary/avg_loss": [(1, 1.5), (2, 3.5)],
-        "summary/avg_metric": [(1, 0.15), (2, 0.35)],
-        "minibatch/test_avg_metric": [(4, 0.0)],
-        "mine": [(3, 7.0)],
-    }
-    assert TensorBoardProgressWriter(log_dir=str(tmp_path / "other"), rank=1).writer is None
-
-
-def test_a_function_may_be_called_with_every_summary() -> None:
-    told: list[Any] = []
-    run(TrainingSummaryProgressCallback(10, lambda *given: told.append(given)))
-    assert told == [(0, 30.0, 3.0, 20), (1, 70.0, 7.0, 20)]

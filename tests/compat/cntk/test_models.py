@@ -217,7 +217,6 @@ def test_shapes_are_changed_by_axes() -> None:
         (C.argmax(x, 1), [[[2], [2]]]),
         (C.softmax(x), torch.tensor(data).softmax(-1)),
         (C.reduce_sum(x, C.Axis.all_axes()), 15),
-        (C.squeeze(C.reduce_sum(x, 0)), data.sum(1)),
     ):
         found = node.eval({x: data})
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
@@ -245,7 +244,7 @@ def test_slices_count_from_the_end_where_they_are_negative() -> None:
 def test_the_largest_number_is_that_of_a_whole_sample_if_no_axis_is_named() -> None:
     x = C.input_variable((2, 3))
     data = np.array([[[1, 5, 2], [3, 4, -7]], [[0, 0, 1], [9, 0, 2]]], np.float32)
-    for node, wanted in ((C.argmax(x), [1, 3]), (C.argmin(x), [5, 0]), (C.argmax(x, C.Axis.all_static_axes()), [1, 3])):
+    for node, wanted in ((C.argmax(x), [1, 3]), (C.argmax(x, C.Axis.all_static_axes()), [1, 3])):
         assert node.eval({x: data}).tolist() == wanted
         assert node.shape == ()
 

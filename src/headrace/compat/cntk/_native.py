@@ -1,6 +1,7 @@
 """What to write instead: a hint for each name once, and a sentence for each name that is not offered."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from ...errors import ConfigError
@@ -8,33 +9,48 @@ from ..hints import warn_once
 
 PAGE = "docs/compatibility.md"
 NOT_OFFERED: dict[str, str] = {
-    "": "load_model user_function debugging",
+    "train": "",
+    "": "debugging load_model user_function",
     "ops": """
-        assign associative_multi_arg batch_normalization cast constant_of_shape convolution convolution_transpose
-        crop_automatic crop_manual crosstalk custom_proxy_op depth_to_space element_xor eye_like floor_division
-        forward_backward forward_declaration from_x2tensor gather group_convolution image_scaler input_space_to_depth
-        labels_to_graph lattice_sequence_with_softmax local_response_normalization logical_and logical_or logical_xor
-        mat_mul mean_variance_normalization mod ndarray_view_op one_hot_op optimized_rnnstack output_variable pad
-        per_dim_mean_variance_normalize pooling proxy_operand_op random_sample random_sample_inclusion_frequency
-        reconcile_dynamic_axes roipooling sequence_unpack space_to_depth splice straight_through_impl swapaxes to_batch
-        to_sequence to_sequence_like top_k unpack_batch unpooling user_function
+        acos alias argmin as_composite asin asinh assign associative_multi_arg atan atanh batch_normalization
+        cast ceil clip constant_of_shape convolution convolution_transpose cosh crop_automatic crop_manual
+        crosstalk custom_proxy_op depth_to_space element_and element_max element_min element_not element_or
+        element_select element_xor elu erf expand_dims eye_like flatten floor floor_division forward_backward
+        forward_declaration from_x2tensor gather group_convolution hard_sigmoid hardmax image_scaler
+        input_space_to_depth labels_to_graph lattice_sequence_with_softmax leaky_relu
+        local_response_normalization log_add_exp log_softmax logical_and logical_or logical_xor mat_mul mean
+        mean_variance_normalization mod ndarray_view_op one_hot one_hot_op ones_like optimized_rnnstack
+        output_variable pad param_relu per_dim_mean_variance_normalize pooling proxy_operand_op random_sample
+        random_sample_inclusion_frequency reciprocal reconcile_dynamic_axes reduce_l1 reduce_l2 reduce_min
+        reduce_prod reduce_sum_square roipooling round selu sequence_unpack sinh softsign space_to_depth splice
+        squeeze straight_through_impl sum swapaxes tan times_transpose to_batch to_sequence to_sequence_like
+        top_k unpack_batch unpooling user_function zeros_like
     """,
     "layers": """
-        AttentionModel AveragePooling BatchNormalization Convolution Convolution1D Convolution2D Convolution3D
-        ConvolutionTranspose ConvolutionTranspose1D ConvolutionTranspose2D ConvolutionTranspose3D GlobalAveragePooling
-        GlobalMaxPooling MaxPooling MaxUnpooling PastValueWindow ResNetBlock SequentialClique UnfoldFrom
+        AttentionModel AveragePooling BatchNormalization BlockFunction Constant Convolution Convolution1D
+        Convolution2D Convolution3D ConvolutionTranspose ConvolutionTranspose1D ConvolutionTranspose2D
+        ConvolutionTranspose3D Delay For GlobalAveragePooling GlobalMaxPooling Input Label LayerNormalization
+        MaxPooling MaxUnpooling Parameter PastValueWindow Placeholder ResNetBlock SequentialClique UnfoldFrom
     """,
-    "sequence": "gather reduce_concat_pairs scatter unpack where window",
-    "losses": "cosine_distance_with_negative_samples edit_distance_error fmeasure lambda_rank nce_loss",
+    "sequence": "delay gather is_last reduce_concat_pairs scatter softmax unpack where window",
+    "losses": """
+        cosine_distance cosine_distance_with_negative_samples edit_distance_error fmeasure lambda_rank nce_loss
+        weighted_binary_cross_entropy
+    """,
     "metrics": "edit_distance_error ndcg_at_1",
     "learners": "universal",
     "io": """
-        Base64ImageDeserializer CBFDeserializer HTKFeatureDeserializer HTKMLFBinaryDeserializer HTKMLFDeserializer
-        ImageDeserializer LatticeDeserializer
+        Base64ImageDeserializer CBFDeserializer HTKFeatureDeserializer HTKMLFBinaryDeserializer
+        HTKMLFDeserializer ImageDeserializer LatticeDeserializer
     """,
     "io.transforms": "color crop mean scale",
-    "cntk_py": "MinibatchSourceConfig to_dictionary",
-    "logging": "output_function_graph plot set_computation_network_trace_level",
+    "cntk_py": "",
+    "logging": """
+        TensorBoardProgressWriter TrainingSummaryProgressCallback depth_first_search find_all_with_name
+        find_by_name get_node_outputs output_function_graph plot set_computation_network_trace_level
+    """,
+    "device": "get_gpu_properties set_excluded_devices try_set_default_device",
+    "core": "asvalue",
 }
 """The names of CNTK 2.7 that are not offered, by module. Each is there, and says so when it is called."""
 _INSTEAD = {
@@ -44,10 +60,11 @@ _INSTEAD = {
     "fmeasure": "Natively metrics=['f1'].",
     "universal": "Derive from UserLearner, or natively from torch.optim.Optimizer.",
     "CBFDeserializer": "Keep the text file: CTFDeserializer caches what it has parsed.",
-    "MinibatchSourceConfig": "Make the MinibatchSource itself.",
-    "to_dictionary": "A source is made of its deserializers at once.",
     "io": "Natively read images with headrace.vision.ImageFiles, and speech as a Table of your own.",
     "io.transforms": "Natively change images with headrace.vision.Augment.",
+    "TensorBoardProgressWriter": "Natively fit(callbacks=[hr.TensorBoard()]).",
+    "sequence": "Write it with past_value, future_value and Recurrence.",
+    "device": "Use cpu(), gpu(0) and use_default_device.",
     "logging": "Natively the report of a run has a summary of the model; use torch.profiler for traces.",
 }
 _ELSE = "Write it with the operations that are there, or as a torch module of a headrace Trainer."
@@ -58,12 +75,15 @@ def hint(name: str, native: str) -> None:
     warn_once(f"cntk.{name}: natively {native}. See {PAGE}.")
 
 
-def lookup(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: a name that is not offered is a function that says so when it is called."""
+def lookup(module: str, *places: ModuleType) -> Callable[[str], Any]:
+    """The `__getattr__` of a module: what stands in other modules, and functions that say that they are not offered."""
     names = NOT_OFFERED[module].split()
     prefix = f"cntk.{module}." if module else "cntk."
 
     def find(name: str) -> Any:
+        for place in () if name.startswith("_") else places:
+            if hasattr(place, name):
+                return getattr(place, name)
         if name not in names:
             raise AttributeError(f"module 'cntk{f'.{module}' if module else ''}' has no attribute {name!r}; see {PAGE}")
         instead = _INSTEAD.get(name) or _INSTEAD.get(module, _ELSE)

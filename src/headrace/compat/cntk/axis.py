@@ -17,15 +17,6 @@ class Axis:
         """What it is called."""
         return str(self.which) if isinstance(self.which, str) else f"staticAxis_{self.which}"
 
-    @property
-    def is_static_axis(self) -> bool:
-        """Whether it is one of the axes of a sample."""
-        return isinstance(self.which, int)
-
-    def static_axis_index(self, checked: bool = True) -> int:
-        """The number of a static axis."""
-        return int(self.which)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Axis) and self.which == other.which
 
@@ -49,31 +40,6 @@ class Axis:
     def default_batch_axis() -> "Axis":
         """The axis of the samples of a minibatch."""
         return BATCH
-
-    @staticmethod
-    def default_dynamic_axis() -> "Axis":
-        """The axis of the items of a sequence."""
-        return SEQUENCE
-
-    @staticmethod
-    def default_input_variable_dynamic_axes() -> "list[Axis]":
-        """The axes of an input: that of the batch."""
-        return [BATCH]
-
-    @staticmethod
-    def unknown_dynamic_axes() -> "list[Axis]":
-        """Axes that follow from what a placeholder is replaced by."""
-        return [UNKNOWN]
-
-    @staticmethod
-    def new_unique_dynamic_axis(name: str) -> "Axis":
-        """The axis of sequences that have lengths of their own."""
-        return Axis(f"{name}_{next(_numbers)}")
-
-    @staticmethod
-    def new_leading_axis() -> "Axis":
-        """A static axis before all others."""
-        return Axis("__new_leading_axis__")
 
     @staticmethod
     def end_static_axis() -> "Axis":

@@ -1,6 +1,8 @@
 """Names of CNTK's lower layer that programs import."""
 
 from ._native import lookup
+from .io.config import MinibatchSourceConfig as MinibatchSourceConfig
+from .io.config import to_dictionary as to_dictionary
 from .learners.schedules import MinibatchSizeSchedule, ParameterSchedule
 from .logging.progress import ProgressWriter as ProgressWriter
 from .variables import InferredDimension as InferredDimension

@@ -10,9 +10,11 @@ from torch import Tensor
 from ...data.ragged import Ragged
 from ...data.sparse import Sparse
 from ...errors import DataError
+from ._native import lookup
 from .device import DeviceDescriptor, DeviceKind, chosen, cpu
 from .variables import Shape, Variable, as_shape, torch_type
 
+__getattr__ = lookup("core")
 Held = Tensor | Sparse | Ragged
 
 
@@ -72,42 +74,10 @@ class NDArrayView(_Block):
             raise TypeError(f"data must be of type numpy.ndarray, got {type(np_array).__name__}.")
         return cls.over(torch.tensor(np_array, device=chosen(device)))
 
-    @classmethod
-    def from_csr(
-        cls,
-        csr_array: Any,
-        device: DeviceDescriptor | None = None,
-        read_only: bool = False,
-        borrow: bool = False,
-        shape: Any = None,
-    ) -> "NDArrayView":
-        """Of a CSR matrix."""
-        return cls.over(Sparse.of(csr_array).to(chosen(device)))
-
-    @classmethod
-    def from_data(
-        cls, data: Any, device: DeviceDescriptor | None = None, read_only: bool = False, borrow: bool = False
-    ) -> "NDArrayView":
-        """Of either."""
-        if isinstance(data, NDArrayView):
-            return data
-        return cls.from_csr(data, device) if is_scipy(data) else cls.from_dense(np.asarray(data), device)
-
     @property
     def shape(self) -> Shape:
         """Its axes."""
         return tuple(self.rows.shape)
-
-    def slice_view(self, start_offset: Any, extent: Any, read_only: bool = True) -> "NDArrayView":
-        """A part of it: from an offset on each axis, an extent on the last ones."""
-        held = self.rows
-        assert isinstance(held, Tensor)
-        starts = list(start_offset)
-        for axis, size in enumerate(extent, len(starts) - len(extent)):
-            held = held.narrow(axis, starts[axis], size)
-        for axis in range(len(starts) - len(extent)):
-            held = held.select(0, starts[axis])
-        return NDArrayView.over(held)
 
 
 def array_of(held: Held) -> Any:
@@ -357,8 +327,3 @@ def _fits(var: Variable, held: Held, shape: Shape) -> Held:
 def asarray(variable: Any, value: Any) -> Any:
     """A value as an array."""
     return value.asarray()
-
-
-def asvalue(variable: Variable, data: Any) -> Value:
-    """Data as the value of a variable."""
-    return Value.create(variable, data)

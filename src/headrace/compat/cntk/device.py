@@ -1,11 +1,13 @@
 """Devices by CNTK's names; a descriptor is a torch device."""
 
 from enum import Enum
-from typing import Any
 
 import torch
 
 from ...errors import ConfigError
+from ._native import lookup
+
+__getattr__ = lookup("device")
 
 
 class DeviceKind(Enum):
@@ -70,23 +72,6 @@ def use_default_device() -> DeviceDescriptor:
     if not _default:
         _default.append(all_devices()[0])
     return _default[0]
-
-
-def try_set_default_device(new_default_device: DeviceDescriptor, acquire_device_lock: bool = False) -> bool:
-    """Sets the device that is used where none is named."""
-    _default[:] = [new_default_device]
-    return True
-
-
-def set_excluded_devices(excluded: Any) -> None:
-    """Devices that are not to be used by default."""
-    left = [device for device in all_devices() if device not in list(excluded)]
-    _default[:] = left[:1]
-
-
-def get_gpu_properties(device: DeviceDescriptor) -> Any:
-    """What torch knows of a GPU."""
-    return torch.cuda.get_device_properties(device.torch)
 
 
 def chosen(device: DeviceDescriptor | None) -> torch.device:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -65,23 +64,6 @@ def binary_cross_entropy(output: Any, target: Any, name: str = "") -> Any:
     one = minus(1.0, target)
     terms = plus(element_times(target, log(output)), element_times(one, log(minus(1.0, output))))
     return reduce_sum(minus(0.0, terms), name=name)
-
-
-def weighted_binary_cross_entropy(output: Any, target: Any, weight: Any, name: str = "") -> Any:
-    """The binary cross entropy of numbers that count differently."""
-    one = minus(1.0, target)
-    terms = plus(element_times(target, log(output)), element_times(one, log(minus(1.0, output))))
-    return reduce_sum(minus(0.0, element_times(weight, terms)), name=name)
-
-
-def cosine_distance(x: Any, y: Any, name: str = "") -> Function:
-    """The cosine of the angle between two vectors."""
-
-    def cosine(a: Tensor, b: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
-        return torch.as_tensor((a * b).sum(-1, keepdim=True) / norms.clamp(min=1e-8)[..., None])
-
-    return _over_axis("CosDistance", cosine, x, y, -1, name)
 
 
 __getattr__ = lookup("losses")

@@ -68,7 +68,7 @@ class Variable:
         name: str = "",
     ) -> None:
         self.shape: Any = None if shape is None else as_shape(shape)
-        self.dtype = np.float32 if dtype is None else np.dtype(dtype).type
+        self.dtype = np.float32 if dtype in (None, True) else np.dtype(dtype).type  # CNTK takes True for its default
         self.needs_gradient, self.is_sparse, self.name = needs_gradient, is_sparse, name
         self.dynamic_axes = tuple(dynamic_axes)
         self.uid = f"{self.kind_name}{next(_numbers)}"

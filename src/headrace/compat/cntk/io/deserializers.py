@@ -196,8 +196,9 @@ def _sequences(given: Any, stream: StreamInformation) -> Ragged:
         return sequences_of(
             [np.asarray(e, stream.dtype)[None] if np.ndim(e) == rank else np.asarray(e, stream.dtype) for e in given]
         )
-    if is_scipy(given):
+    if is_scipy(given) and rank == 1:
         return Ragged(sequences_of([given]).values, offsets_of([1] * given.shape[0]))
+    given = given.toarray() if is_scipy(given) else given  # sparse rows have one axis
     array = np.asarray(given, stream.dtype).reshape(-1, *stream.sample_shape)
     return Ragged(torch.tensor(array), offsets_of([1] * len(array)))
 

@@ -1,6 +1,5 @@
 """Blocks: recurrent cells and other parts, with parameters of their own."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,7 @@ from ..ops.elementwise import identity as _same
 from ..ops.functions import Layer
 from ..ops.tensors import slice as _slice
 from ..ops.tensors import times
-from ..variables import Constant as _Constant
-from ..variables import Input as _Input
 from ..variables import Parameter as _Parameter
-from ..variables import Placeholder as _Placeholder
 from ..variables import as_shape
 
 INFERRED = (-1,)
@@ -25,33 +21,6 @@ INFERRED = (-1,)
 def identity(keep: Any) -> Any:
     """The same value."""
     return _same(keep)
-
-
-def Parameter(shape: Any, init: Any, dtype: Any = None, name: str = "") -> _Parameter:
-    """A value that learners change."""
-    return _Parameter(shape, init, dtype, name=name)
-
-
-def Constant(value: Any, shape: Any = None, dtype: Any = None, name: str = "") -> _Constant:
-    """A value that no learner changes."""
-    return _Constant(value, shape, dtype, name=name)
-
-
-def Input(
-    shape: Any, dtype: Any = np.float32, needs_gradient: bool = True, is_sparse: bool = False, name: str = ""
-) -> _Input:
-    """An input with a value for each sample."""
-    return _Input(shape, dtype, needs_gradient, is_sparse, name=name)
-
-
-def Placeholder(shape: Any = None, name: str = "placeholder") -> _Placeholder:
-    """What is to be replaced."""
-    return _Placeholder(shape, name=name)
-
-
-def BlockFunction(op_name: str, name: str = "") -> Callable[[Any], Layer]:
-    """Makes a layer of a function of Python."""
-    return lambda python: Layer(python, name, op_name=op_name)
 
 
 def Stabilizer(steepness: float = 4, enable_self_stabilization: Any = default_override_or(True), name: str = "") -> Any:

@@ -7,7 +7,6 @@ from .._native import hint
 from ..default_options import default_override_or, get_default_override
 from ..ops.functions import Layer
 from ..ops.recurrent import recurrence
-from ..ops.sequence import delay as _delay
 from ..ops.sequence import first as _first
 from ..ops.sequence import last as _last
 from ..variables import Variable, as_shape
@@ -30,12 +29,6 @@ def _flat(layers: Any) -> list[Any]:
     if isinstance(layers, list | tuple):
         return [each for layer in layers for each in _flat(layer)]
     return [layers] if layers is not None else []
-
-
-def For(what_range: Any, constructor: Callable[..., Any], name: str = "") -> Layer:
-    """A chain of the layers that a function makes for every number of a range."""
-    takes = bool(Layer.parameters_of(constructor))
-    return Sequential([constructor(k) if takes else constructor() for k in what_range], name)
 
 
 def _states(step: Any, initial: Any, inputs: int = 1) -> tuple[list[Any], list[Any]]:
@@ -72,13 +65,6 @@ def Recurrence(
         return recurrence(step_function, x, begins, shapes, backwards, return_full_state, name)
 
     return Layer(recur, name, {"step_function": step_function}, op_name="Recurrence")
-
-
-def _unrolled_once(step: Any, x: Any, initial: Any) -> Any:
-    """One step over placeholders, which shows what parameters there are before the input is known."""
-    begins, _ = _states(step, initial)
-    made = step(*begins, x)
-    return made[0] if isinstance(made, tuple) else made.outputs[0]
 
 
 def Fold(
@@ -124,11 +110,8 @@ def RecurrenceFrom(
     return Layer(recur, name, op_name="RecurrenceFrom")
 
 
-def Delay(T: int = 1, initial_state: Any = default_override_or(0), name: str = "") -> Layer:
-    """The items of a sequence, so many places later."""
-    initial = get_default_override(Delay, initial_state=initial_state)
-
-    def delay(x: Any) -> Any:
-        return _delay(x, initial, T)
-
-    return Layer(delay, name, op_name="Delay")
+def _unrolled_once(step: Any, x: Any, initial: Any) -> Any:
+    """One step over placeholders, which shows what parameters there are before the input is known."""
+    begins, _ = _states(step, initial)
+    made = step(*begins, x)
+    return made[0] if isinstance(made, tuple) else made.outputs[0]

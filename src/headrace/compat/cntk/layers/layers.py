@@ -7,9 +7,9 @@ import numpy as np
 from .._native import hint
 from ..default_options import default_override_or, get_default_override, is_default_override
 from ..initializer import glorot_uniform, initializer_with_rank
-from ..ops.elementwise import dropout, element_divide, element_times, minus, plus, sqrt, square
+from ..ops.elementwise import dropout
 from ..ops.functions import Layer
-from ..ops.tensors import product_of, reduce_mean, times
+from ..ops.tensors import product_of, times
 from ..variables import Constant, Parameter, as_shape
 from .blocks import identity
 
@@ -85,27 +85,3 @@ def Activation(activation: Any = default_override_or(identity), name: str = "") 
         return chosen(x)
 
     return Layer(activate, name, op_name="Activation")
-
-
-def Label(name: str) -> Layer:
-    """The same value under a name."""
-
-    def label(x: Any) -> Any:
-        return identity(x)
-
-    return Layer(label, name, op_name="Label")
-
-
-def LayerNormalization(
-    initial_scale: float = 1, initial_bias: float = 0, epsilon: Any = default_override_or(0.00001), name: str = ""
-) -> Layer:
-    """Samples of mean 0 and variance 1, scaled and shifted."""
-    tiny = float(get_default_override(LayerNormalization, epsilon=epsilon))
-    scale, bias = Parameter((1,), initial_scale, name="scale"), Parameter((1,), initial_bias, name="bias")
-
-    def normalize(x: Any) -> Any:
-        apart = minus(x, reduce_mean(x))
-        spread = sqrt(plus(reduce_mean(square(apart)), tiny))
-        return plus(element_times(element_divide(apart, spread), scale), bias)
-
-    return Layer(normalize, name, {"scale": scale, "bias": bias}, op_name="LayerNormalization")

@@ -8,25 +8,16 @@ from typing import Any
 import numpy as np
 
 from .._native import hint, lookup
-from . import rules
+from . import rules, schedules
 from .learner import Learner as Learner
 from .learner import UserLearner as UserLearner
-from .schedules import IGNORE as IGNORE
 from .schedules import ParameterSchedule as _Schedule
-from .schedules import UnitType as UnitType
 from .schedules import inferred as _inferred
-from .schedules import learning_parameter_schedule as learning_parameter_schedule
-from .schedules import learning_parameter_schedule_per_sample as learning_parameter_schedule_per_sample
-from .schedules import learning_rate_schedule as learning_rate_schedule
-from .schedules import momentum_as_time_constant_schedule as momentum_as_time_constant_schedule
-from .schedules import momentum_schedule as momentum_schedule
-from .schedules import momentum_schedule_per_sample as momentum_schedule_per_sample
-from .schedules import training_parameter_schedule as training_parameter_schedule
 
 _gain = [True]
 _means = [False]
 _VARIANCE = 0.9999986111120757
-__getattr__ = lookup("learners")
+__getattr__ = lookup("learners", schedules)
 
 
 def default_unit_gain_value() -> bool:
@@ -64,11 +55,14 @@ class _Options:
         epoch_size: int | None = None,
     ) -> None:
         self.mean = _means[0] if use_mean_gradient is None else use_mean_gradient
-        self.size, self.epoch_size = IGNORE if minibatch_size is None and self.mean else minibatch_size, epoch_size
+        self.size, self.epoch_size = (
+            schedules.IGNORE if minibatch_size is None and self.mean else minibatch_size,
+            epoch_size,
+        )
         self.named: dict[str, Any] = {
             "l1_regularization_weight": l1_regularization_weight,
             "l2_regularization_weight": l2_regularization_weight,
-            "gaussian_noise_injection_std_dev": training_parameter_schedule(gaussian_noise_injection_std_dev),
+            "gaussian_noise_injection_std_dev": schedules.training_parameter_schedule(gaussian_noise_injection_std_dev),
             "gradient_clipping_threshold_per_sample": gradient_clipping_threshold_per_sample,
             "gradient_clipping_with_truncation": gradient_clipping_with_truncation,
             "minibatch_size": self.size,
@@ -115,7 +109,7 @@ def _gain_of(given: bool | None) -> bool:
 
 
 def _variance(given: Any) -> Any:
-    return momentum_schedule_per_sample(_VARIANCE) if given is None else given
+    return schedules.momentum_schedule_per_sample(_VARIANCE) if given is None else given
 
 
 @_learner("torch.optim.SGD")
@@ -141,7 +135,7 @@ def nesterov(options: _Options, parameters: Any, lr: Any, momentum: Any, unit_ga
 @_learner("torch.optim.Adadelta")
 def adadelta(options: _Options, parameters: Any, lr: Any = None, rho: float = 0.95, epsilon: float = 1e-8) -> Learner:
     """AdaDelta."""
-    lr = learning_parameter_schedule_per_sample(1) if lr is None else lr
+    lr = schedules.learning_parameter_schedule_per_sample(1) if lr is None else lr
     return rules.AdaDeltaLearner(parameters, options.rate(lr), rho, epsilon, **options.named)
 
 

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -135,89 +134,6 @@ class ProgressPrinter(ProgressWriter):
         parts = [] if loss is None else [f"loss = {_avg(loss, samples):0.6f} * {count:d}"]
         parts += [] if metric is None else [f"metric = {self._metric(metric, samples)} * {count:d}"]
         self.log(f" {what}Minibatch[{updates[0] + 1:4d}-{updates[1]:4d}]: {', '.join(parts)};")
-
-
-class TensorBoardProgressWriter(ProgressWriter):
-    """Writes curves of loss and metric into a directory for TensorBoard; of several workers, worker 0 does."""
-
-    def __init__(self, freq: int | None = None, log_dir: str = ".", rank: int | None = None, model: Any = None) -> None:
-        hint("logging.TensorBoardProgressWriter", "fit(run='runs/name'), or callbacks=[hr.TensorBoard(path)]")
-        super().__init__(sys.maxsize if freq is None else freq, 0, sys.maxsize, 0, sys.maxsize, 0)
-        self.writer: Any = None
-        self.closed = False
-        if not rank:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-            self.writer = EventFileWriter(str(log_dir))
-
-    def write_value(self, name: str, value: float, step: int) -> None:
-        """A number at a step."""
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._check_open()
-        if self.writer:
-            event = Event(wall_time=time.time(), step=int(step))
-            event.summary.value.add(tag=str(name), simple_value=float(value))
-            self.writer.add_event(event)
-
-    def flush(self) -> None:
-        """Everything that was written is on the disk."""
-        self._check_open()
-        if self.writer:
-            self.writer.flush()
-
-    def close(self) -> None:
-        """Nothing more is written."""
-        self._check_open()
-        if self.writer:
-            self.writer.close()
-            self.closed = True
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise RuntimeError("Attempting to use a closed TensorBoardProgressWriter: make another one.")
-
-    def on_write_training_update(self, samples: Any, updates: Any, aggregate_loss: Any, aggregate_metric: Any) -> None:
-        self.write_value("minibatch/avg_loss", _avg(aggregate_loss, samples), self.total_training_updates())
-        self.write_value("minibatch/avg_metric", _avg(aggregate_metric, samples), self.total_training_updates())
-
-    def on_write_training_summary(
-        self,
-        samples: int,
-        updates: int,
-        summaries: int,
-        aggregate_loss: Any,
-        aggregate_metric: Any,
-        elapsed_milliseconds: int,
-    ) -> None:
-        self.write_value("summary/avg_loss", _avg(aggregate_loss, samples), summaries)
-        self.write_value("summary/avg_metric", _avg(aggregate_metric, samples), summaries)
-
-    def on_write_test_summary(
-        self, samples: int, updates: int, summaries: int, aggregate_metric: Any, elapsed_milliseconds: int
-    ) -> None:
-        trained = self.total_training_updates()
-        tag, step = ("minibatch/test_avg_metric", trained) if trained else ("summary/test_avg_metric", summaries)
-        self.write_value(tag, _avg(aggregate_metric, samples), step)
-
-
-class TrainingSummaryProgressCallback(ProgressWriter):
-    """Calls a function with index, loss, metric and samples of every summary."""
-
-    def __init__(self, epoch_size: int, callback: Callable[..., Any]) -> None:
-        super().__init__(sys.maxsize, 0, epoch_size, 0, sys.maxsize, 0)
-        self._callback = callback
-
-    def on_write_training_summary(
-        self,
-        samples: int,
-        updates: int,
-        summaries: int,
-        aggregate_loss: Any,
-        aggregate_metric: Any,
-        elapsed_milliseconds: int,
-    ) -> None:
-        self._callback(summaries - 1, aggregate_loss, aggregate_metric, samples)
 
 
 def log_number_of_parameters(model: Any, trace_level: int = 0) -> None:

@@ -117,37 +117,20 @@ plus = _binary("Plus", torch.add, "The sum of its inputs.")
 minus = _binary("Minus", torch.sub, "The difference of its inputs.")
 element_times = _binary("ElementTimes", torch.mul, "The product of its inputs, number by number.")
 element_divide = _binary("ElementDivide", torch.div, "The quotient of its inputs, number by number.")
-element_max = _binary("ElementMax", torch.maximum, "The larger of its inputs, number by number.")
-element_min = _binary("ElementMin", torch.minimum, "The smaller of its inputs, number by number.")
 pow = _binary("Pow", torch.pow, "The first input to the power of the second.")
-log_add_exp = _binary("LogPlus", torch.logaddexp, "log(exp(x) + exp(y)).")
 negate = _unary("Negate", torch.neg, "The negative.")
 abs = _unary("Abs", torch.abs, "The absolute value.")
 exp = _unary("Exp", torch.exp, "e to the power of x.")
 log = _unary("Log", torch.log, "The natural logarithm.")
 sqrt = _unary("Sqrt", torch.sqrt, "The square root.")
 square = _unary("Square", torch.square, "The square.")
-reciprocal = _unary("Reciprocal", torch.reciprocal, "1 / x.")
 sin = _unary("Sin", torch.sin, "The sine.")
 cos = _unary("Cos", torch.cos, "The cosine.")
-tan = _unary("Tan", torch.tan, "The tangent.")
-sinh = _unary("Sinh", torch.sinh, "The hyperbolic sine.")
-cosh = _unary("Cosh", torch.cosh, "The hyperbolic cosine.")
-asin = _unary("Asin", torch.asin, "The inverse sine.")
-acos = _unary("Acos", torch.acos, "The inverse cosine.")
-atan = _unary("Atan", torch.atan, "The inverse tangent.")
-asinh = _unary("Asinh", torch.asinh, "The inverse hyperbolic sine.")
-atanh = _unary("Atanh", torch.atanh, "The inverse hyperbolic tangent.")
 tanh = _unary("Tanh", torch.tanh, "The hyperbolic tangent.")
 sigmoid = _unary("Sigmoid", torch.sigmoid, "1 / (1 + exp(-x)).")
 relu = _unary("ReLU", torch.relu, "The larger of x and 0.")
 softplus = _unary("Softplus", _clipped_softplus, "log(1 + exp(x)).")
-softsign = _unary("Softsign", functional.softsign, "x / (1 + |x|).")
-floor = _unary("Floor", torch.floor, "The next whole number below.")
-ceil = _unary("Ceil", torch.ceil, "The next whole number above.")
-round = _unary("Round", lambda x: torch.floor(x + 0.5), "The nearest whole number, halves upwards.")
 stop_gradient = _unary("StopGradient", Tensor.detach, "The same value, through which no gradient flows.")
-erf = _unary("Erf", torch.erf, "The error function.")
 
 
 def _compared(op: str, fn: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -161,43 +144,6 @@ def _compared(op: str, fn: Callable[..., Tensor]) -> Callable[..., Any]:
 less, less_equal = _compared("Less", torch.lt), _compared("LessEqual", torch.le)
 greater, greater_equal = _compared("Greater", torch.gt), _compared("GreaterEqual", torch.ge)
 equal, not_equal = _compared("Equal", torch.eq), _compared("NotEqual", torch.ne)
-
-
-def clip(x: Any, min_value: Any, max_value: Any, name: str = "") -> Function:
-    """Numbers cut at both ends."""
-    return elementwise(
-        "Clip", lambda a, low, high: torch.minimum(torch.maximum(a, low), high), [x, min_value, max_value], name
-    )
-
-
-def element_select(flag: Any, value_if_true: Any, value_if_false: Any, name: str = "") -> Function:
-    """The second input where the first is not 0, else the third."""
-    return elementwise("Select", lambda f, a, b: torch.where(f != 0, a, b), [flag, value_if_true, value_if_false], name)
-
-
-def elu(x: Any, alpha: float = 1.0, name: str = "") -> Function:
-    """x, or alpha·(exp(x) - 1) below 0."""
-    return elementwise("ELU", lambda a: functional.elu(a, alpha), [x], name)
-
-
-def selu(x: Any, gamma: float = 1.0507009873554805, alpha: float = 1.6732632423543772, name: str = "") -> Function:
-    """gamma times an elu."""
-    return elementwise("SELU", lambda a: gamma * functional.elu(a, alpha), [x], name)
-
-
-def leaky_relu(x: Any, alpha: float = 0.01, name: str = "") -> Function:
-    """x, or alpha·x below 0."""
-    return elementwise("LeakyReLU", lambda a: functional.leaky_relu(a, alpha), [x], name)
-
-
-def param_relu(alpha: Any, x: Any, name: str = "") -> Function:
-    """x, or alpha·x below 0, where alpha is learnt."""
-    return elementwise("ParameterReLU", lambda k, a: torch.where(a >= 0, a, k * a), [alpha, x], name)
-
-
-def hard_sigmoid(x: Any, alpha: float, beta: float, name: str = "") -> Function:
-    """alpha·x + beta, cut at 0 and 1."""
-    return elementwise("HardSigmoid", lambda a: (alpha * a + beta).clamp(0, 1), [x], name)
 
 
 def dropout(x: Any, dropout_rate: float = 0.0, seed: Any = None, name: str = "") -> Function:

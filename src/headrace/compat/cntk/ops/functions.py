@@ -50,11 +50,6 @@ class Function(Variable):
         self.inputs: list[Variable] = found
         self._plan: Plan | None = None
 
-    @staticmethod
-    def with_signature(*types: Any, **named: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Makes a function of Python one of arguments of these types."""
-        return lambda python: Layer(python, signature=[*types, *named.values()])
-
     # --- the graph ---------------------------------------------------------------------------------------
 
     @property
@@ -331,10 +326,6 @@ class Layer(Function):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(v for v in ordered(self.graph.outputs) if isinstance(v, Parameter))
-
-    def update_signature(self, *types: Any, **named: Any) -> None:
-        """Says what its arguments are."""
-        self.signature, self._graph = [*types, *named.values()], None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         if any(isinstance(each, Variable) for each in [*values, *named.values()]) or not values:

@@ -13,7 +13,6 @@ from ..variables import Input, Variable, as_variable
 from .elementwise import dense
 from .functions import Combined, Function, Made
 from .graph import Plan, axes_of, ordered
-from .sequence import reversed_items
 
 Step = Callable[..., Any]
 
@@ -126,15 +125,3 @@ def _state(value: Any, kind: int, order: Tensor, shape: Any) -> Tensor:
     if kind:
         return torch.as_tensor(value[order.to(value.device)])
     return value.expand(len(order), *(shape or value.shape)) if isinstance(value, Tensor) else value
-
-
-def reversed_sequence(x: Any, name: str = "") -> Function:
-    """The items of every sequence in the opposite order."""
-
-    def make(variable: Variable) -> Made:
-        def run(value: Ragged) -> Ragged:
-            return value.with_values(value.dense()[reversed_items(value)])
-
-        return run, variable.shape, variable.dynamic_axes
-
-    return Function("Reverse", make, [x], name)

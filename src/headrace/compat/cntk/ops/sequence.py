@@ -76,21 +76,6 @@ def reduce_max(seq: Any, name: str = "") -> Function:
     return _whole("ReduceMax", _segments("max"), seq, name)
 
 
-def softmax(seq: Any, name: str = "") -> Function:
-    """Probabilities over the items of every sequence."""
-
-    def make(variable: Variable) -> Made:
-        def run(value: Ragged) -> Ragged:
-            most = torch.repeat_interleave(_segments("max")(value), value.lengths, 0, output_size=value.items)
-            raised = value.with_values((value.dense() - most).exp())
-            total = torch.repeat_interleave(_segments("sum")(raised), value.lengths, 0, output_size=value.items)
-            return raised.with_values(raised.dense() / total)
-
-        return run, variable.shape, variable.dynamic_axes
-
-    return Function("Sequence::Softmax", make, [seq], name)
-
-
 def shifted(seq: Any, initial_state: Any, by: int, name: str = "") -> Function:
     """Every item replaced by the one so many places before it (after it, if negative)."""
     start = as_variable(0 if initial_state is None else initial_state)
@@ -127,19 +112,9 @@ def future_value(x: Any, initial_state: Any = None, time_step: int = 1, name: st
     return shifted(x, initial_state, -time_step, name)
 
 
-def delay(x: Any, initial_state: Any = None, time_step: int = 1, name: str = "") -> Function:
-    """The items of a sequence, so many places later; earlier, if negative."""
-    return x if time_step == 0 else shifted(x, initial_state, time_step, name)
-
-
 def is_first(seq: Any, name: str = "") -> Function:
     """1 at the first item of every sequence, else 0."""
     return _marks(seq, lambda v: v.offsets[:-1], name)
-
-
-def is_last(seq: Any, name: str = "") -> Function:
-    """1 at the last item of every sequence, else 0."""
-    return _marks(seq, lambda v: v.offsets[1:] - 1, name)
 
 
 def _marks(seq: Any, places: Callable[[Ragged], Tensor], name: str) -> Function:
@@ -191,9 +166,3 @@ def slice(seq: Any, begin_index: int, end_index: int, name: str = "") -> Functio
         return run, variable.shape, variable.dynamic_axes
 
     return Function("Sequence::Slice", make, [seq], name)
-
-
-def reversed_items(value: Ragged) -> Tensor:
-    """For every place among the items, the place of its mirror image in the same sequence."""
-    starts = torch.repeat_interleave(value.offsets[:-1] + value.offsets[1:] - 1, value.lengths, output_size=value.items)
-    return starts - torch.arange(value.items, device=starts.device)

@@ -110,11 +110,6 @@ def _unknown(*_: Any, **__: Any) -> Any:
     raise DataError("a layer has to be applied to an input before it is computed: its shapes are not known yet.")
 
 
-def times_transpose(left: Any, right: Any, name: str = "") -> Function:
-    """The product with the transposed second matrix."""
-    return times(left, transpose(right, (1, 0)) if len(right.shape) > 1 else reshape(right, (-1, 1)), name=name)
-
-
 # --- sums and the like ---------------------------------------------------------------------------------------
 
 
@@ -155,26 +150,12 @@ def _over_the_batch(op: str, fn: Callable[..., Tensor], x: Any, whole: bool, nam
     return Function(op, make, [x], name)
 
 
-def _several(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def over(value: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-        for dim in reversed(dims):
-            value = fn(value, dim, keepdim)
-        return value
-
-    return over
-
-
 reduce_sum = _reduction(
     "ReduceSum", lambda v, d, k: v.sum(d, k), "The sum over axes; over all of a sample if none is named."
 )
 reduce_mean = _reduction("ReduceMean", lambda v, d, k: v.mean(d, k), "The mean over axes.")
 reduce_max = _reduction("ReduceMax", lambda v, d, k: v.amax(d, k), "The largest number over axes.")
-reduce_min = _reduction("ReduceMin", lambda v, d, k: v.amin(d, k), "The smallest number over axes.")
-reduce_prod = _reduction("ReduceProd", _several(torch.prod), "The product over axes.")
 reduce_log_sum_exp = _reduction("ReduceLogSum", lambda v, d, k: v.logsumexp(d, k), "log of the sum of exponentials.")
-reduce_l1 = _reduction("ReduceL1", lambda v, d, k: v.abs().sum(d, k), "The sum of absolute values over axes.")
-reduce_l2 = _reduction("ReduceL2", lambda v, d, k: v.square().sum(d, k).sqrt(), "The norm over axes.")
-reduce_sum_square = _reduction("ReduceSumSquare", lambda v, d, k: v.square().sum(d, k), "The sum of squares over axes.")
 
 
 def _arg(op: str, fn: Callable[..., Tensor], x: Any, axis: Any, name: str) -> Function:
@@ -196,28 +177,11 @@ def argmax(x: Any, axis: Any = None, name: str = "") -> Function:
     return _arg("Argmax", torch.argmax, x, axis, name)
 
 
-def argmin(x: Any, axis: Any = None, name: str = "") -> Function:
-    """The place of the smallest number on an axis, or among all numbers of a sample."""
-    return _arg("Argmin", torch.argmin, x, axis, name)
-
-
 def softmax(x: Any, axis: Any = None, name: str = "") -> Function:
     """Probabilities of log odds, over the last axis if none is named."""
     return mapped(
         "Softmax", lambda v, f: v.softmax(-1 if axis is None else f + _place(axis, v.dim() - f)), tuple, x, name
     )
-
-
-def log_softmax(x: Any, axis: Any = None, name: str = "") -> Function:
-    """The logarithm of a softmax."""
-    return mapped(
-        "LogSoftmax", lambda v, f: v.log_softmax(-1 if axis is None else f + _place(axis, v.dim() - f)), tuple, x, name
-    )
-
-
-def hardmax(x: Any, name: str = "") -> Function:
-    """1 at the largest number, else 0."""
-    return mapped("Hardmax", lambda v, f: functional.one_hot(v.argmax(-1), v.shape[-1]).to(v.dtype), tuple, x, name)
 
 
 # --- shapes --------------------------------------------------------------------------------------------------
@@ -239,37 +203,6 @@ def reshape(x: Any, shape: Any, begin_axis: Any = None, end_axis: Any = None, na
         return (*old[:begin], *middle, *old[end:])
 
     return mapped("Reshape", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
-
-
-def squeeze(x: Any, axes: Any = None, name: str = "") -> Function:
-    """Without axes of size 1."""
-    chosen = None if axes is None else [axes] if isinstance(axes, int | Axis) else list(axes)
-
-    def shape_of(old: Shape) -> Shape:
-        gone = {k for k, s in enumerate(old) if s == 1} if chosen is None else {_place(a, len(old)) for a in chosen}
-        return tuple(s for k, s in enumerate(old) if k not in gone)
-
-    return mapped("Squeeze", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
-
-
-def expand_dims(x: Any, axis: Any, name: str = "") -> Function:
-    """With an axis of size 1 more."""
-
-    def shape_of(old: Shape) -> Shape:
-        at = int(number_of(axis)) % (len(old) + 1)
-        return (*old[:at], 1, *old[at:])
-
-    return mapped("ExpandDims", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
-
-
-def flatten(x: Any, axis: Any = None, name: str = "") -> Function:
-    """Samples as matrices: the axes before and from this one on."""
-
-    def shape_of(old: Shape) -> Shape:
-        at = 0 if axis is None else int(number_of(axis)) % (len(old) + 1)
-        return (math.prod(old[:at]), math.prod(old[at:]))
-
-    return mapped("Flatten", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
 
 
 def transpose(x: Any, perm: Sequence[Any], name: str = "") -> Function:
@@ -310,14 +243,3 @@ def _bounds(begin: int, end: int, size: int) -> tuple[int, int]:
     if not 0 <= start < stop <= size:
         raise DataError(f"slice: {begin} to {end} is no part of an axis of size {size}.")
     return start, stop
-
-
-def one_hot(x: Any, num_classes: int, sparse_output: bool = False, axis: int = -1, name: str = "") -> Function:
-    """A one-hot vector for every index."""
-    return mapped(
-        "OneHot",
-        lambda v, f: functional.one_hot(v.long(), num_classes).to(v.dtype),
-        lambda s: (*s, num_classes),
-        x,
-        name,
-    )
