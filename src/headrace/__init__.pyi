@@ -85,8 +85,8 @@ from .watch.progress import Progress as Progress
 from .watch.tensorboard import TensorBoard as TensorBoard
 from .watch.trackers import MLflow as MLflow
 from .watch.trackers import WandB as WandB
-from .workers.asynchronous import Asynchronous as Asynchronous
 from .workers.block_momentum import BlockMomentum as BlockMomentum
+from .workers.centered import Centered as Centered
 from .workers.elastic import Elastic as Elastic
 from .workers.here import here as here
 from .workers.rounds import DiLoCo as DiLoCo

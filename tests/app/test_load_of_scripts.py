@@ -117,7 +117,7 @@ def doubled(fields: dict[str, Any]) -> dict[str, Any]:
     return {"x": fields["a"] * 2, "y": fields["y"]}
 
 
-@pytest.mark.parametrize("strategy", [hr.Synchronous, hr.Asynchronous])
+@pytest.mark.parametrize("strategy", [hr.Synchronous, hr.Elastic])
 def test_a_run_of_several_workers_knows_its_data_too(strategy: Any, place: Path) -> None:
     hr.launch(_worker, strategy, workers=2, engine="local")
     Path("new.csv").write_text("p,q\n1.0,2.0\n")

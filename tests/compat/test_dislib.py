@@ -113,18 +113,6 @@ def test_a_block_makes_as_many_updates_as_batches_are_asked_for(batches: int, me
     assert trainer.history.last["samples"] == 200
 
 
-def test_asynchronous_workers_merge_with_the_common_model_after_each_of_their_blocks() -> None:
-    trainer = built(workers=2)
-    common = [torch.from_numpy(array) for array in trainer.get_parameters()]
-    models = [common, common]
-    for turn, block in enumerate(np.split(np.arange(96), 4)):  # of two equally fast workers each takes every second
-        end = trained([array.numpy() for array in models[turn % 2]], np.array_split(block, 7))
-        common = models[turn % 2] = [(c + x) / 2 for c, x in zip(common, end, strict=True)]
-    found = trainer.fit_asynchronous_with_GPU(list(np.split(X, 4)), list(np.split(Y, 4)), 7, 1, **IN_ORDER)
-    for own, wanted in zip(found, common, strict=True):
-        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("total", [False, True])
 def test_shuffled_blocks_stay_whole_and_every_row_is_used_once_in_an_epoch(total: bool) -> None:
     shuffle = Shuffle(blocks=not total, rows=not total, total=total)
@@ -178,14 +166,6 @@ def test_workers_that_are_processes_come_to_the_bits_of_virtual_ones(row: int, t
 @pytest.mark.slow
 def test_processes_that_no_test_has_prepared_come_to_the_bits_of_virtual_workers() -> None:
     compare_engines(ON_PROCESSES[2:3])
-
-
-@pytest.mark.parametrize(("method", "options"), METHODS[4:7])
-def test_asynchronous_fits_are_refused_on_processes_before_anything_starts(method: str, options: Any) -> None:
-    trainer = built(2, "processes")
-    with pytest.raises(hr.ConfigError, match=r"asynchronous fits run with engine='local' or engine='ray'"):
-        getattr(trainer, method)(X, Y, 4, 1, **options)
-    assert trainer.history is None
 
 
 def test_plain_arrays_are_cut_into_a_block_for_each_worker_and_losses_are_kept() -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -23,9 +22,10 @@ from headrace.engines.launch import launch
 from headrace.engines.local import SimComm
 from headrace.engines.network import Network
 from headrace.errors import ConfigError, WorkerError
-from headrace.workers.center import LeaseTerms, NothingYet, Push, Vectors
-from headrace.workers.elastic import Elastic
+from headrace.workers.center import Center, CenterClient, HostWeights
+from headrace.workers.comm import Comm
 from headrace.workers.here import here
+from headrace.workers.leases import Leases
 from headrace.workers.synchronous import Synchronous
 
 
@@ -89,11 +89,6 @@ def test_bad_arguments_are_said_before_anything_starts(options: dict[str, Any], 
 def test_a_main_that_is_no_function_is_an_error() -> None:
     with pytest.raises(ConfigError, match="launch calls a function in every worker, got 'train'"):
         launch("train", workers=2)  # type: ignore[arg-type]
-
-
-def test_processes_have_no_center_which_is_said_before_they_start() -> None:
-    with pytest.raises(ConfigError, match=r"needs a center, which workers started by torch\.distributed"):
-        launch(lambda strategy: None, Elastic(every="1 step"), workers=2, engine="processes")
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,14 +337,15 @@ def test_ctrl_c_while_another_worker_computes_ends_all() -> None:
 
 def test_ctrl_c_after_worker_0_has_returned_ends_all() -> None:
     def main() -> None:
+        center, _ = center_of(me())
         if me().shard.index == 1:
             interrupt()
             end = time.monotonic() + 10
             while time.monotonic() < end:
-                me().center.status()
+                center.call("pull")
         if me().shard.index == 2:
             while True:
-                me().center.status()
+                center.call("pull")
 
     with pytest.raises(KeyboardInterrupt):
         launch(main, workers=3)
@@ -387,61 +383,53 @@ def test_a_second_ctrl_c_leaves_a_worker_that_hangs() -> None:
 
 # --- the center ------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Add:
-    """The center adds up what is pushed."""
-
-    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
-        for name, value in push.vectors.items():
-            center[name].add_(value)
-        return center
+EPOCH, LEASE, BYTES = 60, 4, 1024
 
 
-EPOCH, LEASE = 60, 4
+def add(center: list[torch.Tensor], worker: list[torch.Tensor]) -> None:
+    """The center adds up what it is given."""
+    center[0].add_(worker[0])
 
 
-def train_by_leases(log: list[Any] | None = None, pause: float = 0.0) -> dict[str, Any]:
-    """Leases rows, works on them, and pushes a 1 for each row, until all are used."""
-    comm, center = me(), me().center
-    reply = center.join(Add(), LeaseTerms(EPOCH, LEASE, EPOCH), {"w": torch.zeros(250)})
-    sequence = 0
-    while (lease := center.lease()) is not None:
-        if isinstance(lease, NothingYet):
-            center.wait(lease)
+def center_of(comm: Comm) -> tuple[CenterClient, HostWeights]:
+    weights = HostWeights({"w": torch.zeros(BYTES // 4)})
+    leases = Leases(EPOCH, LEASE, EPOCH)
+    center = Center(HostWeights(weights.named), leases, add, comm.count) if comm.leader else None
+    return comm.open_center(center, weights), weights
+
+
+def train_by_leases(log: list[Any] | None = None) -> dict[str, Any]:
+    """Leases rows, works on them, and gives the center a 1 for each row, until all are used."""
+    comm = me()
+    center, weights = center_of(comm)
+    while not (answer := center.call("lease"))["over"]:
+        if answer["rows"] is None:
+            center.wait(answer)
             continue
-        rows = lease.stop - lease.start
-        comm.worked(rows)
-        sequence += 1
-        push = Push(
-            sequence, reply.version, {"w": torch.full((250,), float(rows))}, rows, [(lease.id, lease.start, lease.stop)]
-        )
+        start, stop = answer["rows"]
+        comm.worked(stop - start)
+        weights.named["w"].fill_(stop - start)
         begun = comm.now()
-        reply = center.exchange(push)
+        center.call("exchange", {"rows": stop - start, "used": [[start, stop]], "terms": {}}, weights)
         if log is not None:
-            log.append((comm.shard.index, round(begun, 9), round(comm.now(), 9), reply.version))
-    final = center.pull()
-    status = center.status()
-    center.leave()
-    return {"w": final.vectors["w"][0].item(), "samples": final.samples, "now": comm.now(), **status}
+            log.append((comm.shard.index, round(comm.now() - begun, 9)))
+    samples = center.call("pull", weights=weights)["samples"]
+    center.call("leave")
+    return {"w": weights.named["w"][0].item(), "samples": samples}
 
 
-def test_a_call_of_the_center_takes_the_way_there_and_back() -> None:
+def test_a_call_of_the_center_takes_the_way_there_and_back_except_in_worker_0_where_it_is() -> None:
     log: list[Any] = []
-    launch(
-        train_by_leases, workers=1, network=Network(bandwidth="8 kbit", latency="100 ms", rows_per_s=1), timeout_s=50
-    )
-    launch(lambda: train_by_leases(log), workers=1, network=Network(bandwidth="8 kbit", latency="100 ms", rows_per_s=1))
-    # join: 1000 bytes there and back at 1000 bytes a second, 0.1 s latency each: 2.2 s; lease 0.2 s; 4 rows: 4 s
-    assert log[0] == (0, 6.4, 8.6, 1)
-    assert log[1] == (0, 12.8, 15.0, 2)
+    network = Network(bandwidth="8.192 kbit", latency="100 ms", rows_per_s=1, speeds=[1, 0.1])
+    launch(lambda: train_by_leases(log), workers=2, network=network)
+    assert set(log) == {(0, 0.0), (1, 2.2)}, "1024 bytes there and back at 1024 bytes a second, 0.1 s latency each"
 
 
 def test_messages_share_the_centers_link_in_the_order_in_which_they_come() -> None:
     log: list[Any] = []
-    launch(lambda: train_by_leases(log), workers=3, network=Network(bandwidth="8 kbit", latency="0 s", rows_per_s=1))
-    # all join at 0: served at 1, 2 and 3 s, answered at 2, 3 and 4 s; then 4 s of work, and a push each
-    assert log[:3] == [(0, 6.0, 8.0, 1), (1, 7.0, 9.0, 2), (2, 8.0, 10.0, 3)]
+    network = Network(bandwidth="8.192 kbit", latency="0 s", rows_per_s=1)
+    launch(lambda: train_by_leases(log), workers=3, network=network)
+    assert log[:3] == [(0, 0.0), (1, 2.0), (2, 3.0)]
 
 
 def test_workers_of_all_speeds_use_every_row_once_and_always_in_the_same_order() -> None:
@@ -455,59 +443,19 @@ def test_workers_of_all_speeds_use_every_row_once_and_always_in_the_same_order()
         assert found["samples"] == found["w"] == EPOCH
         logs.append(log)
     assert logs[0] == logs[1]
-    pushes = [sum(who == worker for who, *_ in logs[0]) for worker in range(4)]
-    assert pushes[3] > max(pushes[:2]) >= min(pushes[:2]) > pushes[2] > 0
+    exchanges = [sum(who == worker for who, *_ in logs[0]) for worker in range(4)]
+    assert exchanges[3] > max(exchanges[:2]) >= min(exchanges[:2]) > exchanges[2] > 0
 
 
-def test_equal_workers_have_the_staleness_of_a_round() -> None:
-    found = launch(train_by_leases, workers=3, network=Network(latency="1 ms", rows_per_s=10))
-    assert found["staleness"] == {0: 1, 1: 1, 2: EPOCH // LEASE - 2}
-
-
-def test_who_waits_for_a_lease_that_nobody_can_free_is_told() -> None:
+def test_who_waits_for_rows_that_nobody_can_free_is_told() -> None:
     def main() -> None:
-        center = me().center
-        center.join(Add(), LeaseTerms(8, 8, 8), {"w": torch.zeros(1)})
-        if me().shard.index == 0:
-            center.lease()
-            center.wait(NothingYet())  # for itself
-        while isinstance(lease := center.lease(), NothingYet):
-            center.wait(lease)
+        center, _ = center_of(me())
+        while not (answer := center.call("lease"))["over"]:
+            if answer["rows"] is None:
+                center.wait(answer)
 
     with pytest.raises(WorkerError, match=r"no worker can go on: worker 0 waits in center.wait"):
         launch(main, workers=2, network=Network())
-
-
-def test_workers_end_without_leaving_and_their_rows_are_free() -> None:
-    def main() -> int:
-        center = me().center
-        center.join(Add(), LeaseTerms(8, 8, 8), {"w": torch.zeros(1)})
-        if me().shard.index == 1:
-            return 0 if center.lease() is None else 1
-        me().worked(1)
-        waits = 0
-        while isinstance(lease := center.lease(), NothingYet):
-            center.wait(lease)
-            waits += 1
-        return waits
-
-    network = Network(rows_per_s=1000, latency="1 ms", speeds={1: 1})
-    assert launch(main, workers=2, network=network) <= 1
-
-
-def test_what_the_center_gives_is_a_copy() -> None:
-    def main() -> list[float]:
-        center = me().center
-        reply = center.join(Add(), LeaseTerms(8, 1, 8), {"w": torch.zeros(1)})
-        reply.vectors["w"].add_(100.0)
-        lease = center.lease()
-        assert lease is not None
-        assert not isinstance(lease, NothingYet)
-        first = center.exchange(Push(1, 0, {"w": torch.ones(1)}, 1, [(lease.id, lease.start, lease.stop)])).vectors["w"]
-        center.wait(NothingYet()) if me().leader else None
-        return [first.item(), center.pull().vectors["w"].item()]
-
-    assert launch(main, workers=2)[0] in (1.0, 2.0)
 
 
 def test_no_process_was_started() -> None:

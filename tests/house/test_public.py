@@ -12,12 +12,12 @@ import headrace as hr
 
 PUBLIC = [
     "ArrayTable",
-    "Asynchronous",
     "Batch",
     "BestModel",
     "BinaryCrossEntropy",
     "BlockMomentum",
     "Callback",
+    "Centered",
     "CheckpointError",
     "ConfigError",
     "CorruptError",

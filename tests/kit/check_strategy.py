@@ -46,7 +46,7 @@ PROMISES = {
     "alone": "one worker alone that shares every update trains as without a strategy, to the bit",
     "joint": "workers that share every update make those that one makes of whole batches, to 1e-6",
     "state": "its state is plain JSON values and tensors",
-    "agreed": "`agreed` gives the same tensors on all workers, like those of the replica",
+    "agreed": "`consensus` gives the same tensors on all workers, like those of the replica",
     "asking": "to be asked for its state and for what all agree on changes nothing",
     "saving": "to be saved after every step changes nothing",
     "restore": "stopped after any step, as many workers go on to the same bits",
@@ -171,7 +171,7 @@ class _Workers:
             states = {"state_dict": strategy.state_dict(replica), "own_state": strategy.own_state()}
             answer = _Answer(_refused(states), [tensor.shape for tensor in replica.tensors])
             if not strategy.centered:  # to ask the center takes time
-                answer.agreed = [tensor.clone() for tensor in strategy.agreed(replica)]
+                answer.agreed = [tensor.clone() for tensor in strategy.consensus(replica)]
             answers[worker].append(answer)
 
         asked = self._train(replace(self.training, ask=ask), f"{self.name}, asked after every step", "asking")

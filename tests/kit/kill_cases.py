@@ -28,9 +28,8 @@ STRATEGIES: dict[str, Callable[[], hr.Strategy]] = {
     "block momentum": lambda: hr.BlockMomentum("2 steps"),
     "diloco": lambda: hr.DiLoCo("2 steps"),
     "elastic": lambda: hr.Elastic("2 steps"),
-    "asynchronous": lambda: hr.Asynchronous("1 step"),
 }
-CENTERED = ("elastic", "asynchronous")
+CENTERED = ("elastic",)
 HOOKS = tuple(hook for hook in ALL_HOOKS if hook != "on_error")
 WITHIN = ("before the update", "backward", "at the update", "after the update", "meets", "meeting", "has met")
 SAVING = "saves"
@@ -78,7 +77,7 @@ class Watch(hr.Callback):
         strategy, comm = trainer.strategy, here()
         self._around(strategy, "reduce" if isinstance(strategy, hr.Synchronous) else "after", "meets", "has met")
         if strategy.centered:
-            self._around(comm.center, "exchange", "", "meeting")
+            self._around(strategy, "exchange", "", "meeting")
         else:
             self._around(comm, "start", "", "meeting")
 

@@ -144,8 +144,8 @@ class Worker:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     @property
-    def agreed(self) -> dict[str, Tensor]:
-        return {n: t.clone() for n, t in self.replica.by_name(self.strategy.agreed(self.replica)).items()}
+    def consensus(self) -> dict[str, Tensor]:
+        return {n: t.clone() for n, t in self.replica.by_name(self.strategy.consensus(self.replica)).items()}
 
     def save(self) -> dict[str, Any]:
         """Everything, as a checkpoint has it: own state and that of all."""

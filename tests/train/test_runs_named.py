@@ -113,7 +113,7 @@ def test_a_run_whose_checkpoints_cannot_be_read_is_not_gone_on_from(runs: str) -
     assert "manifest" in log(history)
 
 
-@pytest.mark.parametrize("strategy", [hr.Synchronous, hr.Asynchronous])
+@pytest.mark.parametrize("strategy", [hr.Synchronous, hr.Elastic])
 def test_workers_train_in_the_run_that_the_first_of_them_chooses(strategy: Any, runs: str) -> None:
     for lr, epochs, expected in (0.1, 1, "001"), (0.1, 2, "001"), (0.2, 1, "002"):
         found = hr.launch(_worker, runs, strategy, lr, epochs, workers=2, engine="local")

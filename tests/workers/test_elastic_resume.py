@@ -131,32 +131,3 @@ def test_the_same_number_of_workers_goes_on_within_the_round(one: Found, tmp_pat
     before = hr.launch(train, ROUNDS["DiLoCo"](), at | {"steps": 4}, BATCH // 3, workers=3)
     after = hr.launch(train, ROUNDS["DiLoCo"](), at, BATCH // 3, workers=3)
     assert before["updates"] + after["updates"] == one["updates"]
-
-
-# --- a center ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("steps", "workers"), sampled(itertools.product((1, 3), (1, 2, 5)), keep=[(3, 5)], of=5))
-def test_a_center_has_learnt_from_every_row_once_per_epoch(steps: int, workers: int, tmp_path: Path) -> None:
-    """Changes are added up as they come, so that the model's own count of rows is exact."""
-    at = {"run": str(tmp_path / "run"), "steps": 100}
-
-    def adding() -> hr.Strategy:
-        return hr.Asynchronous("2 steps", down_weight=False, staleness=100)
-
-    before = hr.launch(train, adding(), at | {"steps": steps}, 4, workers=3)
-    assert before["weights"]["seen"].max() <= 1
-    assert before["weights"]["seen"].sum() < ROWS
-    after = hr.launch(train, adding(), at, 4, workers=workers)
-    assert torch.equal(after["weights"]["seen"], torch.full((ROWS,), float(EPOCHS), dtype=torch.float64))
-    assert after["samples"] == EPOCHS * ROWS
-
-
-@pytest.mark.parametrize("workers", sampled([1, 2, 5], keep=[5], of=2))
-def test_springs_go_on_at_the_center_with_every_row_counted(workers: int, tmp_path: Path) -> None:
-    at = {"run": str(tmp_path / "run"), "steps": 100}
-    before = hr.launch(train, hr.Elastic("2 steps"), at | {"steps": 3}, 4, workers=3)
-    assert before["samples"] < ROWS
-    after = hr.launch(train, hr.Elastic("2 steps"), at, 4, workers=workers)
-    assert after["samples"] == EPOCHS * ROWS
-    assert all(bool(torch.isfinite(value).all()) for value in after["weights"].values())

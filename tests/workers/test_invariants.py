@@ -29,8 +29,6 @@ from kit.worker_cases import (
 import headrace as hr
 from headrace.engines.network import Network
 
-pytest_plugins = ["kit.ray_cluster"]
-
 Make = Callable[[], hr.Strategy]
 PLAIN: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
 METRICS = ["accuracy", "f1", "auroc", "confusion"]
@@ -193,8 +191,6 @@ STRATEGIES: dict[str, Make] = {
     "elastic": lambda: hr.Elastic("3 steps"),
     "elastic, taking": lambda: hr.Elastic("3 steps", alpha=0.5, take_center=True),
     "elastic, epochs": lambda: hr.Elastic("1 epoch"),
-    "asynchronous": lambda: hr.Asynchronous("2 steps"),
-    "asynchronous, compensating": lambda: hr.Asynchronous("1 step", compensate=0.1, lease=8),
 }
 UNEVEN: Options = {"rows_per_s": 100.0, "speeds": {1: 0.6}, "bandwidth": "1 Mbit"}
 
@@ -209,19 +205,16 @@ def noisy(name: str, workers: int, **fit: Any) -> Found:
 
 def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
     """Raises unless a training that an error has ended after this step goes on as if nothing had been."""
-    whole = noisy(name, workers)
+    whole = noisy(name, workers, run=hr.Run(f"{at}-undisturbed", every="1000 steps"))
     saved: Options = {"run": hr.Run(str(at), every=f"{step} steps")}
     with pytest.raises(CutError):
         noisy(name, workers, cut=step + 1, **saved)
     resumed = noisy(name, workers, **saved)
     assert resumed["resumed"] == step
-    if STRATEGIES[name]().centered:  # the weights are the center's, and every row is used once
-        assert resumed["history"][-1]["samples"] == whole["history"][-1]["samples"]
-    else:
-        same(whole, resumed)
+    same(whole, resumed)
 
 
-CORE = ["DiLoCo", "block momentum, fading", "elastic", "asynchronous, compensating"]
+CORE = ["DiLoCo", "block momentum, fading", "elastic"]
 
 
 @pytest.mark.takes_turns
@@ -239,7 +232,7 @@ def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: 
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic", "asynchronous"], keep=["DiLoCo"], of=3))
+@pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic"], keep=["DiLoCo"], of=3))
 def test_checkpoints_change_no_bit(name: str, tmp_path: Path) -> None:
     same(noisy(name, 3), noisy(name, 3, run=hr.Run(str(tmp_path / "run"), every="2 steps")))
 

@@ -330,9 +330,9 @@ def test_what_all_agree_on_is_the_mean_and_changes_nothing() -> None:
         worker = Worker(comm, Periodic("end"), LINEAR, momentum, rows(36), 4)
         for _ in worker.run(5):
             pass
-        before, agreed = worker.weights, worker.agreed
+        before, agreed = worker.weights, worker.consensus
         assert same(before, worker.weights)
-        assert same(agreed, worker.agreed)
+        assert same(agreed, worker.consensus)
         return before, agreed, 20 if comm.leader else 16
 
     (one, agreed, used), (other, again, unused) = together(2, work)
@@ -347,9 +347,9 @@ def test_all_agree_on_their_weights_to_the_bit_before_anything_and_after_a_round
     def work(comm: Comm) -> bool:
         data = rows(600, torch.float32)
         worker = Worker(comm, ALL[name](), SINGLE, momentum, data, 4)
-        found = same(worker.agreed, worker.weights)
+        found = same(worker.consensus, worker.weights)
         for agree in worker.run(8):
-            found &= not agree or same(worker.agreed, worker.weights)
+            found &= not agree or same(worker.consensus, worker.weights)
         return found
 
     assert together(3, work) == [True] * 3
@@ -406,7 +406,7 @@ def together_agreed(workers: list[Worker]) -> dict[str, Tensor]:
     def work(comm: Comm) -> dict[str, Tensor]:
         worker = workers[comm.shard.index]
         worker.strategy.comm = comm
-        return worker.agreed
+        return worker.consensus
 
     found: list[dict[str, Tensor]] = together(len(workers), work, meeting)
     return found[0]
@@ -476,7 +476,7 @@ def test_another_number_of_workers_begins_the_round_anew(name: str) -> None:
         worker.replica.write(worker.replica.joined(start))
         worker.strategy.load_state_dict(worker.replica, saved["shared"], None)
         assert worker.strategy.own_state() == {"rows": 0, "total": 0}
-        assert same(worker.agreed, start)
+        assert same(worker.consensus, start)
         outer = through_codec(worker.strategy.state_dict(worker.replica)["outer"])
         for _ in worker.run(4):
             pass

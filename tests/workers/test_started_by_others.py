@@ -1,38 +1,85 @@
-"""Processes that SLURM or MPI has started several times train a model each: that is told."""
+"""Processes that SLURM, Open MPI or anything with torchrun's variables has started find each other without a launch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kit.sockets import free_port
 
 PROGRAM = """
 import torch, headrace as hr
+torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
-trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
-trainer.fit((torch.zeros(8, 2), torch.zeros(8, 1)), epochs=1, progress=False)
+trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), batch_size=4, strategy=STRATEGY)
+x = torch.arange(32.0).reshape(16, 2) / 32
+history = trainer.fit((x, x[:, :1]), epochs=2, progress=False)
+if trainer.workers.comm.leader:
+    print(trainer.workers.comm.count, history.rows[-1]["samples"], model.weight.tolist())
 """
-SAID = "has started 4 of these processes, and each of them is a worker alone"
+SLURM = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+PLAIN = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def run(variables: list[dict[str, str]], at: Path, strategy: str = "None") -> list[subprocess.CompletedProcess[str]]:
+    """One process for each of these sets of variables, at the same time."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))}
+    program = PROGRAM.replace("STRATEGY", strategy)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=at,
+            env=clean | own,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for own in variables
+    ]
+    try:
+        ended = [(*process.communicate(timeout=120), process.returncode) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [subprocess.CompletedProcess([], code, out, err) for out, err, code in ended]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("common", "rank", "starter", "strategy"),
+    [
+        (SLURM, "SLURM_PROCID", "SLURM", "None"),
+        (MPI, "OMPI_COMM_WORLD_RANK", "Open MPI", "None"),
+        (PLAIN, "RANK", "the environment (RANK, WORLD_SIZE)", "hr.Elastic('1 step')"),
+    ],
+)
+def test_processes_that_others_have_started_are_workers_of_one_training(
+    common: dict[str, str], rank: str, starter: str, strategy: str, tmp_path: Path
+) -> None:
+    meet = {"MASTER_PORT": str(free_port())}
+    first, second = run([common | meet | {rank: str(k)} for k in range(2)], tmp_path, strategy)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout.startswith("2 32 "), "both have read every row once an epoch, together"
+    assert second.stdout == ""
+    assert f"headrace: 2 workers, as {starter} has started them." in first.stderr
+    if strategy == "None":
+        (alone,) = run([{}], tmp_path)
+        assert alone.stdout.split("32 ")[1][:8] == first.stdout.split("32 ")[1][:8], "as one worker trains"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    "variables",
     [
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, f"SLURM {SAID}"),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, f"SLURM {SAID}"),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, f"Open MPI {SAID}"),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, ""),  # the script of a job, of which there is one
-        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, ""),
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},  # the script of a job, of which there is one
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
     ],
 )
-def test_several_processes_of_slurm_or_mpi_without_torchrun_are_warned_of(
-    variables: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert (said in found.stderr) if said else ("worker alone" not in found.stderr), found.stderr
-    assert found.stderr.count(SAID) <= 1, "once"
+def test_one_process_of_slurm_or_mpi_is_a_worker_alone(variables: dict[str, str], tmp_path: Path) -> None:
+    (found,) = run([variables], tmp_path)
+    assert found.stdout.startswith("1 32 ")
+    assert "workers, as" not in found.stderr

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from headrace import Asynchronous, BlockMomentum, DiLoCo, Elastic, Network, Periodic, Strategy, Synchronous, launch
+from headrace import BlockMomentum, DiLoCo, Elastic, Network, Periodic, Strategy, Synchronous, launch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from kit.toy_workers import Worker, together
@@ -50,7 +50,7 @@ def trajectory(make: Callable[[], Strategy]) -> dict[str, list[list[float]]]:
 
     def work(comm: Comm) -> tuple[list[list[float]], list[list[float]]]:
         worker = Worker(comm, make(), _model(), partial(SGD, lr=0.1, momentum=0.5), _data(), BATCH)
-        found = [(_flat(worker.weights), _flat(worker.agreed)) for _ in worker.run(STEPS)]
+        found = [(_flat(worker.weights), _flat(worker.consensus)) for _ in worker.run(STEPS)]
         return [own for own, _ in found], [agreed for _, agreed in found]
 
     workers = together(WORKERS, work)
@@ -68,10 +68,6 @@ VIRTUAL: dict[str, Callable[[], Strategy]] = {
     "DiLoCo('20 samples')": lambda: DiLoCo("20 samples"),
     "Elastic('2 steps')": lambda: Elastic("2 steps"),
     "Elastic('1 step', alpha=0.5, take_center=True)": lambda: Elastic("1 step", alpha=0.5, take_center=True),
-    "Asynchronous()": Asynchronous,
-    "Asynchronous('2 steps', down_weight=False, compensate=0.5)": lambda: Asynchronous(
-        "2 steps", down_weight=False, compensate=0.5
-    ),
 }
 """Trained by the trainer, on workers of different speeds."""
 

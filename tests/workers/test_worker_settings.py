@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kit.sampled import sampled
-from kit.worker_cases import BATCH, EXACT, Found, Options, apart, columns, make, run, sgd
+from kit.worker_cases import BATCH, EXACT, Found, Options, apart, columns, make, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -78,16 +78,6 @@ def test_workers_that_are_alike_are_not_refused_and_weights_may_differ() -> None
     hr.launch(differ, "nothing", workers=3)
     hr.launch(differ, "weights", workers=3)
     hr.launch(differ, "nothing", hr.Elastic("1 step"), workers=3)
-
-
-# --- a strategy that the engine has no center for ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", [hr.Elastic, hr.Asynchronous])
-def test_processes_have_no_center_and_the_error_says_who_has(strategy: type[hr.Strategy]) -> None:
-    with pytest.raises(hr.HeadraceError, match=r"ray") as refused:
-        run(2, "plain", strategy(), engine="processes")
-    assert "local" in str(refused.value)
 
 
 # --- data of one's own ------------------------------------------------------------------------------------

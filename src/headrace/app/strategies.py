@@ -3,7 +3,6 @@
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..workers.asynchronous import Asynchronous
 from ..workers.block_momentum import BlockMomentum
 from ..workers.elastic import Elastic
 from ..workers.rounds import DiLoCo, Periodic
@@ -12,7 +11,6 @@ from ..workers.synchronous import Synchronous
 from .parameters import parameters_of
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    "asynchronous": Asynchronous,
     "block-momentum": BlockMomentum,
     "diloco": DiLoCo,
     "elastic": Elastic,

@@ -4,11 +4,14 @@ import contextvars
 import threading
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import TypeVar
 
 import torch
 
 from ..errors import WorkerError
 from .generators import Generators
+
+Result = TypeVar("Result")
 
 STACK_BYTES = 16 << 20  # of a worker's thread: room that takes no memory until it is used
 GLANCE_S = 0.25  # worker 0 waits so long at a time: a signal just before it begins to wait does not wake it up
@@ -79,6 +82,15 @@ class Baton:
         if self._urgent or (self._heap and self._heap[0] < (time, worker)):
             self.due(worker, time)
             self._pass_on(worker)
+
+    def standing_in(self, worker: int, call: Callable[[], Result]) -> Result:
+        """Calls a function for another worker, which waits: with that worker's random numbers and settings."""
+        holder = self.holder
+        self._generators.swap(holder, worker)
+        try:
+            return call()
+        finally:
+            self._generators.swap(worker, holder)
 
     def park(self, worker: int, what: object) -> None:
         """Waits, until others make this worker due."""

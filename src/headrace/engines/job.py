@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ..arena.sharding import is_sharded
 from ..errors import CheckpointError
 from ..store.codec import Tensors, decode, encode
-from ..workers.strategy import Strategy
 
 if TYPE_CHECKING:
     from .network import Network
@@ -36,8 +35,6 @@ class Job:
     """That of a Ray cluster, as in "10.0.0.1:6379"."""
     network: "Network | None" = None
     """What a virtual cluster is like."""
-    centered: bool = False
-    """Whether workers meet at a center, so that each of them may be started again while the others go on."""
 
 
 @dataclass(slots=True)
@@ -75,16 +72,6 @@ def models_of(main: Callable[..., Any], arguments: Sequence[Any]) -> list[nn.Mod
         if isinstance(model, nn.Module) and not any(model is known for known in found):
             found.append(model)
     return found
-
-
-def needs_center(main: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether a strategy among a function's arguments, a trainer's or a recipe's included, meets others at a center."""
-    for value in (getattr(main, "__self__", None), *arguments):
-        for owner in (value, getattr(value, "trainer", None)):
-            strategy = owner if isinstance(owner, Strategy) else getattr(owner, "strategy", None)
-            if isinstance(strategy, Strategy) and strategy.centered:
-                return True
-    return False
 
 
 def _state(model: nn.Module) -> dict[str, Any]:

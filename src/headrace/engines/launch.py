@@ -8,9 +8,8 @@ from numbers import Real
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..workers.comm import NO_CENTER
 from ..workers.here import here
-from .job import Job, Result, needs_center, take_back
+from .job import Job, Result, take_back
 from .network import Network
 
 _ENGINES = ("local", "processes", "ray")
@@ -34,11 +33,11 @@ def launch(
     the workers have agreed on; everything else that `main` does to its arguments stays in the workers.
 
     `engine`: "local" (this process; several workers are virtual ones, which take turns), "processes" (on this machine,
-    by torch.distributed), or "ray" (a cluster, with a center for asynchronous strategies). On several machines use
-    Ray, or start a script with torchrun, which calls the function itself. `devices`: the accelerators of this machine,
-    one for each worker. `restarts`: how often workers may be started again after a failure. `timeout_s`: how long
-    others wait for a worker. `nodes`: machines of a Ray cluster to spread workers over; `address`: that of the
-    cluster, as in "10.0.0.1:6379". `network`: what a virtual cluster is like.
+    by torch.distributed), or "ray" (a cluster). On several machines use Ray, or start a script with torchrun, which
+    calls the function itself. `devices`: the accelerators of this machine, one for each worker. `restarts`: how often
+    all workers may be started again after a failure. `timeout_s`: how long others wait for a worker. `nodes`: machines
+    of a Ray cluster to spread workers over; `address`: that of the cluster, as in "10.0.0.1:6379". `network`: what a
+    virtual cluster is like.
 
     Virtual workers begin with torch's, NumPy's and Python's generators seeded by their numbers, and leave those of the
     caller as they were.
@@ -53,7 +52,6 @@ def launch(
         timeout_s=timeout_s,
         address=address,
         network=network,
-        centered=needs_center(main, arguments),
     )
     _check(job, engine)
     alone = engine == "local" and workers == 1 and network is None
@@ -78,8 +76,6 @@ def _check(job: Job, engine: str) -> None:
     number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < float("inf"):
         raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.", argument="timeout_s")
-    if job.centered and engine == "processes" and job.workers > 1:
-        raise ConfigError(NO_CENTER)
     if job.workers % job.nodes:
         raise ConfigError(
             f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.", argument="workers"

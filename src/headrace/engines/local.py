@@ -2,9 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from math import inf
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,8 +12,7 @@ from ..data.shard import Shard
 from ..data.source import Source
 from ..errors import ConfigError
 from ..watch.callback import Callback
-from ..workers.center import Center, NothingYet, Push, Reply
-from ..workers.center_state import CenterState
+from ..workers.center import Body, Center, CenterClient, HostWeights
 from ..workers.comm import Comm, Op, Pending
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
@@ -31,16 +27,18 @@ class SimComm(Comm):
     def __init__(self, cluster: VirtualCluster, worker: int) -> None:
         self.cluster, self._worker = cluster, worker
         self.shard = Shard(worker, cluster.count)
-        self._center: SimCenter | None = None
+        self.timeout_s = cluster.timeout_s
 
     @property
     def memory(self) -> dict[int, list[Tensor]]:
         return self.cluster.memory
 
-    @property
-    def center(self) -> Center:
-        self._center = self._center or SimCenter(self.cluster, self._worker)
-        return self._center
+    def open_center(self, center: Center | None, like: HostWeights) -> CenterClient:
+        if center is not None:
+            self.cluster.center = center
+        client = SimCenter(self.cluster, self._worker)
+        self.share()  # nobody calls it before worker 0 has given it
+        return client
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         self.start(vector, op).wait()
@@ -98,79 +96,100 @@ class _SimReduction:
         self._cluster.wait(self._worker, self._collective)
 
 
-class SimCenter(Center):
-    """The client of a virtual center. Each call is a message and a reply, which share the center's link with others."""
+class SimCenter(CenterClient):
+    """The client of a virtual center. Each call is a message and a reply, which share the center's link with others.
+
+    Worker 0, which has the center, sends no message. Whoever else waits here is between two updates, and is saved with
+    the time at which its call began: it makes the call again after a resume, and so finds what it would have found.
+    """
 
     def __init__(self, cluster: VirtualCluster, worker: int) -> None:
-        super().__init__(worker)
-        cluster.held = cluster.held or CenterState(
-            timeout_s=inf
-        )  # who is dead is known, and nobody else is ever silent
-        self._held: CenterState = cluster.held
-        self._cluster = cluster
-        self._seen = 0
+        self._cluster, self._worker = cluster, worker
+        self._began_s: float | None = None  # the call under way
+        self._free_s: float | None = None  # when the link was free before this worker's message
+        self._seen, self._waits = 0, False
+        self._state: Callable[[], Any] = dict
+        self._saved_clock: Body = {}
+        cluster.clients[worker] = self
 
-    def call(self, name: str, *given: Any) -> Any:
-        cluster, worker = self._cluster, self.worker
-        if name == "state_dict":  # at no time: who saves changes nothing of what comes
-            return _own(self._held.state_dict())
-        changes = name in ("join", "exchange", "ask_to_stop", "load_state_dict")
-        if name == "join":
-            cluster.centers[worker] = partial(self._held.leave, worker)
-        elif name == "leave":
-            known = self._held.status(0.0)["workers"].get(worker)
-            changes = bool(known and known["inside"])
-        found = self._send(lambda now: self._held.serve(worker, now, name, *given), _size(given), changes)
-        if name == "leave" or (name == "join" and found is None):
-            cluster.centers.pop(worker, None)
-        return found
-
-    def wait(self, why: NothingYet) -> None:
-        self._cluster.wait_for_change(self.worker, self._seen)
-
-    def _send(self, serve: Callable[[float], Any], sent: int, changes: bool) -> Any:
-        """Sends so many bytes, is served when they have come, and gets a reply; without tensors it skips the link."""
-        cluster, worker = self._cluster, self.worker
-        begun, latency = cluster.baton.now[worker], cluster.network.latency_s
+    def call(self, name: str, body: Body | None = None, weights: HostWeights | None = None) -> Body:
+        cluster, worker = self._cluster, self._worker
+        if self._waits and worker:  # after a resume
+            self.wait({})
+        center: Center = cluster.center
+        begun, latency = cluster.baton.now[worker], 0.0 if worker == 0 else cluster.network.latency_s
+        size = weights.flat.nbytes if weights is not None and worker else 0
+        sent, back = size if name == "exchange" else 0, size
         cluster.check(worker)
+        self._began_s = begun
         cluster.until(worker, begun + latency)
         if sent:
+            self._free_s = cluster.inward.free_s
             cluster.until(worker, cluster.inward.through(begun + latency, sent))
         now = cluster.baton.now[worker]
-        found = _own(serve(now))
-        if changes and not isinstance(found, NothingYet):
+        answer = center.serve(worker, name, body or {}, weights)
+        if name in ("exchange", "stop", "leave"):
             cluster.changed(now)
         self._seen = cluster.changes
-        back = _size(found)
         done = (cluster.outward.through(now, back) if back else now) + latency
         cluster.accounts[worker].sent_bytes += sent
         cluster.accounts[worker].communicating_s += done - begun
         cluster.go_on(worker, done)
-        return found
+        self._began_s = self._free_s = None
+        return answer
 
+    def wait(self, answer: Body) -> None:
+        self._waits = True
+        self._cluster.wait_for_change(self._worker, self._seen)
+        self._waits = False
 
-def _own(found: Any) -> Any:
-    """What a worker gets is a copy: others go on changing the center."""
-    if isinstance(found, Tensor):
-        return found.clone()
-    if isinstance(found, Reply):
-        return replace(found, vectors=_own(found.vectors))
-    if isinstance(found, Mapping):
-        return {name: _own(value) for name, value in found.items()}
-    return found
+    def close(self) -> None:
+        pass
 
+    def at_boundary(self, state: Callable[[], Any]) -> None:
+        self._state = state
 
-def _size(value: Any) -> int:
-    """Bytes of the tensors in it."""
-    if isinstance(value, Tensor):
-        return int(value.nbytes)
-    if isinstance(value, Reply):
-        return _size(value.vectors)
-    if isinstance(value, Push):
-        return _size(value.vectors) + _size(value.exact)
-    if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+    def states_of_others(self, own: Any) -> list[Any]:
+        cluster = self._cluster
+        others = [cluster.clients[worker] for worker in range(1, cluster.count)]
+        return [own, *(cluster.baton.standing_in(other._worker, other._state) for other in others)]
+
+    def clock(self) -> Body:
+        if self._saved_clock:  # nothing has happened since
+            return self._saved_clock
+        cluster = self._cluster
+        clients = [cluster.clients[worker] for worker in range(cluster.count)]
+        begun = [
+            now if (at := client._began_s) is None else at
+            for client, now in zip(clients, cluster.baton.now, strict=True)
+        ]
+        return {
+            "now": begun,
+            "waits": [client._waits for client in clients],
+            "updates": [account.updates for account in cluster.accounts],
+            "links": [
+                min([cluster.inward.free_s, *(client._free_s for client in clients if client._free_s is not None)]),
+                cluster.outward.free_s,
+            ],
+        }
+
+    def set_clock(self, clock: Mapping[str, Any]) -> None:
+        self._saved_clock = dict(clock) if len(clock.get("now", [])) == self._cluster.count else {}
+
+    def go_back_in_time(self) -> None:
+        cluster, clock = self._cluster, self._saved_clock
+        self._saved_clock = {}
+        if not clock or not cluster.meet_at_start(self._worker):
+            return
+        cluster.inward.free_s, cluster.outward.free_s = clock["links"]
+        for other in range(cluster.count):
+            cluster.accounts[other].updates = clock["updates"][other]
+            client: SimCenter = cluster.clients[other]
+            client._waits, client._seen = clock["waits"][other], cluster.changes
+            cluster.go_on(other, clock["now"][other])
+            if other:
+                cluster.baton.due(other, clock["now"][other])
+        cluster.until(0, clock["now"][0])
 
 
 def run(job: Job) -> Result:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
-from ..errors import ConfigError, HeadraceError, OutOfMemoryError, RunError, WorkerError
+from ..errors import ConfigError
 from ..store import system
-from ..workers.heartbeat import read_end, read_place, read_report
+from ..workers.heartbeat import explain, read_end
 from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
-from .worker import FAILED, HELD, environment, main, unpack
+from .worker import FAILED, HELD, environment, main, may_work_again, unpack
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # otherwise a new interpreter imports from the working directory, perhaps a run
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
@@ -32,7 +32,6 @@ POLL_S = 0.1  # how often workers are looked at
 GRACE_S = 1.5  # that the others have to end by themselves after a failure, and once more when they are asked to
 ENDING_S = 30.0  # that they have for a last checkpoint where somebody was asked to end
 _ASKED = {128 + number for number in (signal.SIGINT, signal.SIGTERM)}  # statuses of those that were asked to end
-_MAY_WORK = (WorkerError, RunError, OutOfMemoryError)  # of our own errors: those that another start may not meet
 
 
 def run(job: Job) -> Result:
@@ -54,7 +53,7 @@ def run(job: Job) -> Result:
                 raise _ending(asked[0])
             if error is None:
                 break
-            if attempt == job.restarts or not _may_work(error):
+            if attempt == job.restarts or not may_work_again(error):
                 raise error
             sys.stderr.write(
                 f"headrace: {error}\nheadrace: all workers start again ({attempt + 1} of {job.restarts}).\n"
@@ -135,28 +134,28 @@ class WorkerProcesses:
         return all(read_end(self._store, worker) == "returned" for worker in range(len(self._processes)))
 
     def _cause(self, failed: dict[int, int]) -> BaseException:
-        """The first error of any worker, rather than what has become of the others then."""
-        report = read_report(self._store)
-        if report is not None and report.kind != WorkerError.__name__:
-            return report.for_caller()
-        for worker, status in failed.items():
-            if status < 0:
-                return WorkerError(f"worker {worker} was lost{self._where(worker)}: {_signal(-status)}.")
+        """What the workers have ended by: of an exit that one has asked for, the same exit."""
         for worker, status in failed.items():
             if status not in (0, FAILED) and read_end(self._store, worker) == "exit":
-                return KeyboardInterrupt() if status == 128 + signal.SIGINT else SystemExit(status)
-        for worker, status in failed.items():
-            if report is None or status != FAILED:
-                return WorkerError(
-                    f"worker {worker} ended with exit status {status}{self._where(worker)}, and did not say why. "
-                    "What it has printed may tell, as an error of the script, which each worker imports first."
+                if status == 128 + signal.SIGINT:
+                    return KeyboardInterrupt()
+                sys.stderr.write(
+                    f"headrace: worker {worker} has ended by sys.exit({status}), and so all workers end.\n"
                 )
-        assert report is not None
-        return report.for_caller()
+                return SystemExit(status)
+        return explain(self._store, len(self._processes), {worker: _how(status) for worker, status in failed.items()})
 
-    def _where(self, worker: int) -> str:
-        place = read_place(self._store, worker, len(self._processes))
-        return f" at {place}" if place else ""
+
+def _how(status: int) -> str:
+    """How a worker has ended; "" if by an error that one of them has reported."""
+    if status < 0:
+        return f"was lost: {_signal(-status)}"
+    if status == FAILED:
+        return ""
+    return (
+        f"ended with exit status {status} and did not say why: what it has printed may tell, as an error of the "
+        "script, which each worker imports first"
+    )
 
 
 def pack(job: Job) -> bytes:
@@ -278,11 +277,6 @@ def _ending(number: int) -> BaseException:
     return SystemExit(
         128 + (signal.SIGTERM if number in system.signals("SIGUSR1") else number)
     )  # as a training alone ends
-
-
-def _may_work(error: BaseException) -> bool:
-    """Whether it makes sense to start again."""
-    return isinstance(error, Exception) and not (isinstance(error, HeadraceError) and not isinstance(error, _MAY_WORK))
 
 
 def _signal(number: int) -> str:

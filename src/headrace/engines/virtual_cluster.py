@@ -22,14 +22,15 @@ class VirtualCluster:
         """The center's link, in each direction, and the one of collectives."""
         self.memory: dict[int, list[Tensor]] = {}
         """What workers keep within an update: they make theirs one after the other."""
-        self._timeout_s = timeout_s
-        self.held: Any = None
-        """The center, once somebody has asked for it."""
-        self.centers: dict[int, Callable[[], None]] = {}
-        """The workers that have joined a center, and how each leaves it."""
+        self.timeout_s = timeout_s
+        self.center: Any = None
+        """The center of the training under way, if it has one."""
+        self.clients: dict[int, Any] = {}
+        """Through which each worker calls it."""
         self.changes = 0
         """How often somebody has changed the center."""
         self._waits: set[int] = set()
+        self._at_start: set[int] = set()
         self._failure: tuple[int | None, BaseException] | None = None
         self._reported: tuple[int, BaseException] | None = None
         self._collectives: dict[int, Collective] = {}
@@ -45,9 +46,6 @@ class VirtualCluster:
         def live(worker: int) -> None:
             try:
                 values[worker] = main(worker)
-                if worker in self.centers:
-                    self.until(worker, self.baton.now[worker])
-                    self._leave(worker)
             except BaseException as error:
                 self.fail(worker, error)
 
@@ -77,11 +75,6 @@ class VirtualCluster:
     def at(self, worker: int, step: int, doing: str) -> None:
         self._where[worker] = step, doing
 
-    def _leave(self, worker: int) -> None:
-        """A worker ends: what it had of the center's is free."""
-        self.centers.pop(worker)()
-        self.changed(self.baton.now[worker])
-
     # --- time --------------------------------------------------------------------------------------------
 
     def check(self, worker: int) -> None:
@@ -108,6 +101,18 @@ class VirtualCluster:
         account.rows += rows
         account.computing_s += seconds
         self.go_on(worker, self.baton.now[worker] + seconds)
+
+    def meet_at_start(self, worker: int) -> bool:
+        """Waits until all workers are here; those but worker 0, for whom it is true, go on when they are made due."""
+        self._at_start.add(worker)
+        if worker or len(self._at_start) < self.count:
+            if worker and len(self._at_start) == self.count:
+                self.baton.due(0, self.baton.now[0])
+            self.baton.park(worker, "the beginning")
+            self.check(worker)
+        if worker == 0:
+            self._at_start.clear()
+        return worker == 0
 
     # --- collectives ---------------------------------------------------------------------------------------
 
@@ -220,4 +225,4 @@ class VirtualCluster:
 
     def _stalled(self, worker: int) -> Exception:
         where = self._place(worker)
-        return WorkerError(f"worker {worker} has kept the others waiting for more than {self._timeout_s:g} s{where}.")
+        return WorkerError(f"worker {worker} has kept the others waiting for more than {self.timeout_s:g} s{where}.")

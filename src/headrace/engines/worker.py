@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, HeadraceError, OutOfMemoryError, RunError, WorkerError
 from ..store import system
 from ..workers import wire
 from ..workers.heartbeat import write_end, write_report
@@ -89,6 +89,12 @@ def unpack(outcome: Outcome) -> Result:
     return Result(pickle.loads(value), wire.unpack(torch.frombuffer(bytearray(weights), dtype=torch.uint8)))
 
 
+def may_work_again(error: BaseException) -> bool:
+    """Whether it makes sense to start all workers again after an error."""
+    passing = (WorkerError, RunError, OutOfMemoryError)  # of our own errors: those that another start may not meet
+    return isinstance(error, Exception) and (not isinstance(error, HeadraceError) or isinstance(error, passing))
+
+
 def main(file: str, parent: int, environment: dict[str, str]) -> None:
     """Calls the function in a worker process. Worker 0 writes the outcome into a file beside that of the job."""
     os.environ.update(environment)
@@ -104,17 +110,17 @@ def main(file: str, parent: int, environment: dict[str, str]) -> None:
         if os.environ["RANK"] == "0":
             Path(f"{file}-outcome").write_bytes(pickle.dumps(pack_result(result)))
     except KeyboardInterrupt:
-        _write_to_store(write_end, "exit")
+        write_to_store(write_end, "exit")
         sys.exit(128 + signal.SIGINT)
     except SystemExit as asked:
-        _write_to_store(write_end, "exit" if asked.code else "returned")
+        write_to_store(write_end, "exit" if asked.code else "returned")
         raise
     except BaseException as error:
         _report(error)
         sys.exit(FAILED)
     if (comm := current_comm()) is not None:
         comm.close()
-    _write_to_store(write_end, "returned")
+    write_to_store(write_end, "returned")
 
 
 def _restore_signals() -> None:
@@ -127,10 +133,10 @@ def _report(error: BaseException) -> None:
     """Reports the error of this worker to the others and to the parent process."""
     if (comm := current_comm()) is not None:
         comm.report_error(error)
-    _write_to_store(write_report, error)
+    write_to_store(write_report, error)
 
 
-def _write_to_store(write: Callable[..., None], what: Any) -> None:
+def write_to_store(write: Callable[..., None], what: Any) -> None:
     """Writes into the store of the parent process, if that still answers."""
 
     def leave() -> None:

@@ -30,7 +30,7 @@ SETTINGS = (
     *("inputs", "target", "deterministic", "nonfinite", "strategy"),
 )
 """The arguments of a trainer that a run is resumed with."""
-OF_THE_MOMENT = ("comm", "started", "leader_values", "received_values")
+OF_THE_MOMENT = ("comm", "started")
 """What a strategy holds that is no setting."""
 _STARTED = "__mp_main__"  # what multiprocessing calls the script in a process that it has started
 LONGEST = 64  # elements of a tensor that are written out

@@ -88,7 +88,9 @@ OF_WORKER: dict[str, Shape] = {
     "tally": _TALLY,
     "metrics": _METRICS,
     "microbatch": maybe(COUNT),
-    "replica": _REPLICA | {"strategy": maybe(DICT), "optimizers": maybe(each(_OPTIMIZER)), "trained": maybe(_REPLICA)},
+    "replica": _REPLICA
+    | {"strategy": maybe(DICT), "optimizers": maybe(each(_OPTIMIZER)), "trained": maybe(_REPLICA)}
+    | {"progress": maybe(DICT), "reported": maybe(each([NUMBER]))},
 }
 """The parts that every worker has of its own."""
 LARGE = ("model", "step")

@@ -37,11 +37,16 @@ Given = ParamSpec("Given")
 def by_worker_0(
     method: Callable[Concatenate["Checkpointer", Given], Result],
 ) -> Callable[Concatenate["Checkpointer", Given], Result | None]:
-    """Worker 0 runs the method, and all workers get its result or its error. Without a run nothing is done."""
+    """Worker 0 runs the method, and all workers get its result or its error. Without a run nothing is done.
+
+    Once a training with a center has begun, its workers wait for nobody: then only worker 0 calls it.
+    """
 
     @wraps(method)
     def shared(self: "Checkpointer", *args: Given.args, **options: Given.kwargs) -> Result | None:
-        return by_leader(self._comm, lambda: method(self, *args, **options)) if self.keeps else None
+        if not self.keeps or (self._is_apart and not self._writes):
+            return None
+        return by_leader(Null() if self._is_apart else self._comm, lambda: method(self, *args, **options))
 
     return shared  # type: ignore[return-value]
 
@@ -49,15 +54,15 @@ def by_worker_0(
 class Checkpointer:
     """Saves a training in a run, and finds what it continues from. Worker 0 reads and writes, for all workers.
 
-    Without a run it keeps only the best weights, in memory. At a center only worker 0 has a run.
+    Without a run it keeps only the best weights, in memory.
     """
 
     def __init__(self, strategy: Strategy, run: Run) -> None:
-        self._strategy, self._comm = strategy, Null() if strategy.centered else strategy.comm
+        self._strategy, self._comm = strategy, strategy.comm
         self._named = _named(run.path) if run.path is not None else Path()
         self._resume, self._override, self._wait = run.resume, run.override, run.wait
         self._keep, self._parent = Keep.of(run.keep), run.parent
-        self.keeps = run.path is not None and (strategy.comm.leader or not strategy.centered)
+        self.keeps = run.path is not None
         """Whether a training can go on from here."""
         self.every = Length.parse(run.every, "every") if self.keeps else None
         """How often a checkpoint is written."""
@@ -66,6 +71,7 @@ class Checkpointer:
         self.overdue = False
         """Whether a checkpoint is due by the clock of worker 0, which the others do not know."""
         self._writes = self.keeps and self._comm.leader
+        self._is_apart = False  # whether the training has begun, and workers no longer wait for each other
         self._best: dict[str, Tensor] = {}  # if there is no run
         self._run: RunFiles
         self._store: Store
@@ -124,8 +130,14 @@ class Checkpointer:
     def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Resumed | None:
         """What this worker goes on with, once it is known to fit this model and these settings."""
         workers: list[WorkerState] = []
-        common = self._find(model, settings, limits, workers)
-        return None if common is None else Resumed(mine=self._comm.hand_out(workers), **common)
+        found = self._find(model, settings, limits, workers)
+        if found is None:
+            return None
+        mine = self._comm.hand_out(workers)
+        if progress := mine["replica"].get("progress"):
+            step = found["common"]["step"] | progress["step"] | {"optimizers": mine["replica"]["optimizers"]}
+            found["common"] |= progress | {"step": step}
+        return Resumed(mine=mine, **found)
 
     @by_worker_0
     def _find(
@@ -209,9 +221,13 @@ class Checkpointer:
         self._run.rows_until(min(self._rows_until, info.step), info.samples)
         self._overtakes = info.resumed if info.step < info.resumed else -1
 
-    @by_worker_0
     def started(self, info: Info, data: str) -> None:
         """Called after `on_fit_start`, when nothing has refused the training."""
+        self._started(info, data)
+        self._is_apart = self._strategy.centered
+
+    @by_worker_0
+    def _started(self, info: Info, data: str) -> None:
         self._refusable = False
         self._run.drop_later()
         self._run.configure(self._config)
@@ -227,7 +243,7 @@ class Checkpointer:
         if self.every.unit != "minutes":
             return self.every.fires(info.counters)
         due = self._writes and time.perf_counter() - self._saved_at >= 60 * self.every.count
-        self.overdue = due and self._comm.count > 1
+        self.overdue = due and self._comm.count > 1 and not self._is_apart
         return due and not self.overdue
 
     @by_worker_0

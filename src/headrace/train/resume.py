@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, CorruptError, HeadraceError, is_out_of_memory
+from ..workers.center import add_terms
 from ..workers.strategy import Strategy
 from .checkpoint import Checkpoint, WorkerState
 
@@ -52,14 +53,12 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     saved = common["strategy"]  # `None` of one worker without a strategy
     _check_kind(saved, strategy)
     is_same = saved is None or saved["kind"] == strategy.kind
-    if strategy.centered:  # rows that other workers had leased may be read by any
-        cursor = common["source"]["initial"] | {"pass": common["counters"]["epochs"]}
-        source, place = common["source"] | {"cursor": cursor}, common["place"] | {"batch": 0, "ends_epoch": True}
-        return common | {"source": source, "place": place}, [_joined(workers[0], workers[:1])]
+    if strategy.centered and not (is_same and len(workers) == count):
+        return _at_the_center(common), _anew_at_center(workers[0], count)
     if strategy.parts and is_same:  # every worker takes what belongs to its parts
         return common, [_joined(workers[0], workers) | {"tally": [workers[0]["tally"]]}] * count
     if is_same and len(workers) == count:
-        return common, [_joined(own, [own]) for own in workers]
+        return common, [_joined(own, [own]) | ({"saved": own} if strategy.centered else {}) for own in workers]
     measured = workers
     if is_same and saved is not None and not strategy.joint:
         common, measured = common | _round_start(common, workers), []
@@ -75,6 +74,24 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     return common if is_same else common | {"strategy": None}, each
 
 
+def _at_the_center(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The common parts for workers that go on from the center's weights: all rows that were out are free."""
+    cursor = common["source"]["initial"] | {"pass": common["counters"]["epochs"]}
+    place = common["place"] | {"batch": 0, "ends_epoch": True}
+    return {**common, "source": common["source"] | {"cursor": cursor}, "place": place}
+
+
+def _anew_at_center(first: WorkerState, count: int) -> list[WorkerState]:
+    """Worker 0 keeps what its optimizers remember and what it has measured, the others begin anew."""
+    known = {name: list(numbers) for name, numbers in first["replica"]["reported"].items()}
+    for name, numbers in first["replica"]["strategy"]["sent"].items():
+        add_terms(known, name, *numbers)
+    replica = {"reported": known}
+    leader = _joined(first | {"replica": replica}, [first]) | {"saved": None}
+    other = {"rng": None, "microbatch": first["microbatch"], "replica": {}, "tally": [], "metrics": [], "saved": None}
+    return [leader, *[other] * (count - 1)]
+
+
 def _joined(own: WorkerState, measured: Sequence[WorkerState]) -> WorkerState:
     """A worker's parts, with what these workers have measured since the last report."""
     return own | {name: [state[name] for state in measured] for name in ("tally", "metrics")}
@@ -82,7 +99,7 @@ def _joined(own: WorkerState, measured: Sequence[WorkerState]) -> WorkerState:
 
 def _check_kind(saved: Mapping[str, Any] | None, strategy: Strategy) -> None:
     """Raises where the rows that were used are known to a center, or would have to be."""
-    if strategy.centered != (saved is not None and "ledger" in saved["state"]):
+    if strategy.centered != (saved is not None and "leases" in saved["state"]):
         raise CheckpointError(
             f"the run was saved under {saved['kind'] if saved else 'no strategy with a center'} and cannot be gone on "
             f"with under {type(strategy).__name__}: one has a center that lends the data, the other has none. "

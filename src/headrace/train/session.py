@@ -31,7 +31,7 @@ from ..store.run import machine
 from ..watch.history import History
 from ..watch.info import Best, Info
 from ..workers.leased import Leased
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, WorkerState
 from .checkpointer import Checkpointer
 from .plan import Plan
 from .resume import Resumed, readable
@@ -108,18 +108,38 @@ class Session:
     def checkpoint(self) -> Checkpoint | None:
         """The state of the training, for the worker that saves it. All workers call this together."""
         weights, strategy = self.workers.state(self.info)
+        workers = self.workers.gather_states(self.own_parts)
+        return None if workers is None else Checkpoint(self._common(weights, strategy), workers)
+
+    def own_parts(self) -> WorkerState:
+        """What the state has of this worker alone."""
         replica = self.workers.own_state(self.info)
         if self.workers.has_own_optimizers:
             replica["optimizers"] = self.updates.state_dict()["optimizers"]
-        own = {
+        if not self.workers.leads:
+            progress = self._progress()
+            replica["progress"] = progress | {"step": {**progress["step"], "optimizers": {}}}
+        return {
             "rng": rng.capture(self.trainer.device),
             "tally": self.sums.state_dict(),
             "metrics": self.metrics.state_dict(),
             "microbatch": self.updates.microbatch,
             "replica": replica,
         }
-        workers = self.workers.gather_states(own)
-        return None if workers is None else Checkpoint(self._common(weights, strategy), workers)
+
+    def _progress(self) -> dict[str, Any]:
+        """How far this worker is."""
+        return {
+            "step": self.updates.state_dict(),
+            "rates": self.rates.state_dict(),
+            "shares": self.shares,
+            "counters": self.info.counters.totals,
+            "place": self.info.counters.place,
+            "done": sorted(self.done),
+            "complete": self.complete,
+            "source": {"cursor": self.workers.cursor_now(self.cursor), "initial": self.initial},
+            "callbacks": self.plan.callbacks.state_dict(),
+        }
 
     def _common(self, weights: Mapping[str, Tensor], strategy: dict[str, Any] | None) -> dict[str, Any]:
         """The parts that all workers have in common; `weights` replace those of the model."""
@@ -131,19 +151,11 @@ class Session:
             "extra": {plain_name(name): value for name, value in saved.items() if name not in tensors},
             "modules": {"transient": transient, "others": [module.state_dict() for module in self.modules[1:]]},
             "frozen": self.frozen.state_dict(),
-            "step": self.updates.state_dict(),
-            "rates": self.rates.state_dict(),
-            "shares": self.shares,
-            "counters": info.counters.totals,
-            "place": info.counters.place,
-            "done": sorted(self.done),
-            "complete": self.complete,
-            "source": {"cursor": self.cursor, "initial": self.initial},
+            **self._progress(),
             "history": info.history.rows,
             "noted": info.extra_numbers,
             "marks": {name: asdict(mark) for name, mark in info.marks.items()},
             "best": None if info.best is None else asdict(info.best),
-            "callbacks": self.plan.callbacks.state_dict(),
             "strategy": strategy,
             "round": self.round,
             "config": self.settings,
@@ -254,6 +266,7 @@ class Session:
 
     def begin(self, resumed: Resumed | None) -> None:
         """The training begins, or continues from a state that has been loaded."""
+        self.workers.own_parts = self.own_parts
         with readable():
             if self.workers.begin(self.info, self.rates, resumed):
                 self.mark_round()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -69,6 +69,8 @@ class Workers:
         self._is_single = type(strategy) is Single
         self._measures = False  # whether each worker measures its own rows, as batch normalisation does
         self._ends_together = True  # whether all workers have equally many batches
+        self.own_parts: Callable[[], WorkerState]
+        """Gives what a checkpoint has of this worker; set before `begin`."""
         self._has_warned = False  # of a best step that cannot be kept
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
@@ -101,13 +103,13 @@ class Workers:
         """A training begins: raises unless these facts about it are the same for all, who get the same weights."""
         self.rates, self._vote, self._agrees, self._has_warned = [], StopVote(self.comm), True, False
         self._ends_together = not self.in_step or isinstance(train, Reader) or not train.shards
-        if self.in_step:
+        if self.comm.count > 1:
             tensors = {f"{k or ''}{n}": t for k, module in enumerate(modules) for n, t in tensors_of(module).items()}
             model = {name: f"{str(t.dtype)[6:]}{list(t.shape)}" for name, t in tensors.items()}
             threads = torch.get_num_threads() if self.strategy.parts else None
             every = self.comm.gather({**facts, "model": model, "threads": threads})
             by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
-            self.broadcast_weights(modules)
+            self._broadcast(modules)
 
     def begin(self, info: Info, rates: Rates, resumed: Resumed | None) -> bool:
         """The model has its weights, and its optimizers their state. Whether all workers have the same weights."""
@@ -118,14 +120,14 @@ class Workers:
         for name, source in info.scored.items() if self.in_step else ():
             if not (source.shards or source.thread_safe):
                 source.compare_batch = SameBatchCheck(self.comm, f"{name} data", first=True)
-        _put_back(replica, own.get("trained", {}))
+        put_back(replica, own.get("trained", {}))
         if self._is_single:
             return False
         self.strategy.begin(replica)
         saved = None if resumed is None else resumed.common["strategy"]
         if saved is None:
             return True
-        _put_back(replica, own)
+        put_back(replica, own)
         self.strategy.load_state_dict(replica, saved["state"], own.get("strategy"))
         self._agrees = saved["agrees"] or "strategy" not in own
         return False
@@ -218,6 +220,10 @@ class Workers:
         state = self.strategy.state_dict(replica)
         return weights, {"kind": self.strategy.kind, "agrees": self._agrees, "state": state}
 
+    def cursor_now(self, cursor: Any) -> Any:
+        """The cursor to save, where this one is that of the batch used last."""
+        return cursor
+
     @property
     def has_own_optimizers(self) -> bool:
         """Whether this worker's optimizers have another state than those of worker 0."""
@@ -232,9 +238,9 @@ class Workers:
             own |= weights if info.evaluated_weights is None else {"trained": weights}  # else averages are kept
         return own
 
-    def gather_states(self, own: WorkerState) -> list[WorkerState] | None:
-        """The parts of every worker, for the one that saves them."""
-        return self.comm.gather(own)
+    def gather_states(self, own: Callable[[], WorkerState]) -> list[WorkerState] | None:
+        """The parts of every worker, for the one that saves them; `own` gives those of this one."""
+        return self.comm.gather(own())
 
     @contextmanager
     def consensus(self, info: Info) -> Iterator[None]:
@@ -344,8 +350,10 @@ class Workers:
 
     def broadcast_weights(self, modules: Sequence[nn.Module]) -> None:
         """Worker 0's weights become everybody's."""
-        if not self.in_step:
-            return
+        if self.in_step:
+            self._broadcast(modules)
+
+    def _broadcast(self, modules: Sequence[nn.Module]) -> None:
         self._model, self._failure = modules[0], ""
         with torch.no_grad():
             every = [tensor for module in modules for tensor in tensors_of(module).values()]
@@ -363,11 +371,11 @@ class Workers:
         """The weights to judge and to keep: averages if a callback gives some, else what the workers agree on."""
         averages = info.evaluated_weights
         if averages is None:
-            return self.strategy.agreed(info.replica)
+            return self.strategy.consensus(info.replica)
         if self._agrees:
             return averages
         with _changed(info, averages):
-            return [tensor.clone() for tensor in self.strategy.agreed(info.replica)]
+            return [tensor.clone() for tensor in self.strategy.consensus(info.replica)]
 
 
 @contextmanager
@@ -382,7 +390,7 @@ def _changed(info: Info, tensors: Sequence[Tensor]) -> Iterator[None]:
         info.replica.write(before)
 
 
-def _put_back(replica: Replica, saved: Mapping[str, Any]) -> None:
+def put_back(replica: Replica, saved: Mapping[str, Any]) -> None:
     """The weights that only this worker had, if it had any."""
     if "weights" in saved:
         replica.write(replica.joined(saved["weights"]))

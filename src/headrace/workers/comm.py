@@ -2,23 +2,20 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..data.shard import WHOLE, Shard
-from ..errors import ConfigError
-from .center import TIMEOUT_S, Center
-from .center_state import CenterState, LocalCenter
+from .center import Center, CenterClient, HostWeights
+from .connection import open_center
+from .join import TIMEOUT_S
 
 Op = Literal["sum", "max", "tree"]
 """How vectors become one. "tree", of 2, 4, 8, … workers: two and two are added, and their sums again."""
-NO_CENTER = (
-    "this strategy needs a center, which workers started by torch.distributed do not have. "
-    "Use engine='ray', or engine='local' to rehearse it."
-)
+Result = TypeVar("Result")
 
 
 class Pending(Protocol):
@@ -39,7 +36,7 @@ class Done:
 class Comm(ABC):
     """The communicator of one worker: how it exchanges vectors and values with the others.
 
-    All workers call the same methods in the same order, but for `center`, `worked`, `at` and `report_error`. Vectors
+    All workers call the same methods in the same order, but for `attempt`, `worked`, `at` and `report_error`. Vectors
     are dense and contiguous, on the host or on the worker's device, alike on all workers; what is reduced is the same
     on each of them to the last bit. Values are what `codec` knows: plain values and tensors, in lists and dicts; they
     come back as copies, tensors on the host.
@@ -50,6 +47,8 @@ class Comm(ABC):
     shard: Shard = WHOLE
     """This worker among all: its part of what they share."""
 
+    timeout_s = TIMEOUT_S
+    """How long workers wait for each other."""
     overlaps = False
     """Whether a reduction that was begun goes on while the worker computes."""
 
@@ -68,10 +67,13 @@ class Comm(ABC):
         """Blocks by their size that workers use in turns, for what each keeps within an update; if they take turns."""
         return None
 
-    @property
-    def center(self) -> Center:
-        """The weights at which workers meet that do not wait for each other."""
-        raise ConfigError(NO_CENTER)
+    def open_center(self, center: Center | None, like: HostWeights) -> CenterClient:
+        """How this worker calls the center of a training, which worker 0 gives; `like`: its weights."""
+        return open_center(self, center, like, self.timeout_s)
+
+    def attempt(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Makes a call that fails if another worker is lost; the error then says which one."""
+        return call(*arguments)
 
     @abstractmethod
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
@@ -125,16 +127,7 @@ class Comm(ABC):
 
 
 class Null(Comm):
-    """The communicator of a worker alone; `timeout_s` is how long it waits at a center, as others do."""
-
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self._center: Center | None = None
-        self._timeout_s = timeout_s
-
-    @property
-    def center(self) -> Center:
-        self._center = self._center or LocalCenter(CenterState(timeout_s=self._timeout_s))
-        return self._center
+    """The communicator of a worker alone."""
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         pass

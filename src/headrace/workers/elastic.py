@@ -1,36 +1,16 @@
 """Elastic averaging: workers are tied to the center by springs."""
 
-from dataclasses import dataclass
 from numbers import Real
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..length import Length
-from .center import Push, Rule, Vectors
 from .centered import Centered
 
 BETA = 0.9
 """α·W by default: how far one round of all workers pulls the center."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spring(Rule):
-    """d = α(xᵢ - c); xᵢ ← xᵢ - d; c ← c + d."""
-
-    alpha: float
-    take_center: bool
-
-    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors:
-        c, x = list(center.values()), [push.vectors[name] for name in center]
-        d = torch._foreach_sub(x, c)
-        torch._foreach_mul_(d, self.alpha)
-        torch._foreach_add_(c, d)
-        if self.take_center:
-            return center
-        torch._foreach_neg_(d)
-        torch._foreach_add_(d, x)  # x - d, in the memory of d
-        return dict(zip(center, d, strict=True))
 
 
 class Elastic(Centered):
@@ -38,13 +18,13 @@ class Elastic(Centered):
 
         d = α(xᵢ - c);  xᵢ ← xᵢ - d;  c ← c + d
 
-    The same d on both sides, of the values before, so that c + Σxᵢ never changes by a meeting. Between meetings the
+    The same d on both sides, of the values before, so that c + Σxᵢ never changes by an exchange. Between exchanges the
     workers explore by themselves; the center is their moving average, and the result.
     https://arxiv.org/abs/1412.6651
 
-    `alpha` is 0.9 / W by default, for W workers. Meetings come between updates: no gradient is of weights that have
+    `alpha` is 0.9 / W by default, for W workers. Exchanges come between updates: no gradient is of weights that have
     been pulled since. So with α ≤ 1 they are stable wherever the local updates are, for a rate γ and a curvature h at
-    γh ≤ 2. (Where gradients are of the weights before the meeting, it takes α ≤ (4 - 2γh) / (4 - γh).)
+    γh ≤ 2. (Where gradients are of the weights before the exchange, it takes α ≤ (4 - 2γh) / (4 - γh).)
 
     `alpha=0.5, take_center=True` is the merge c ← (c + xᵢ)/2 after which the worker goes on with c. The order of
     arrival matters there: the last worker weighs ½, the one before ¼, and so on.
@@ -66,9 +46,11 @@ class Elastic(Centered):
             )
         self.alpha, self.take_center = alpha, take_center
 
-    @property
-    def rule(self) -> Rule:
-        return Spring(BETA / self.comm.count if self.alpha is None else float(self.alpha), self.take_center)
-
-    def fill(self, push: Push, weights: Vectors) -> None:
-        push.vectors = weights
+    def merge(self, center: list[Tensor], worker: list[Tensor]) -> None:
+        d = torch._foreach_sub(worker, center)
+        torch._foreach_mul_(d, BETA / self.comm.count if self.alpha is None else float(self.alpha))
+        torch._foreach_add_(center, d)
+        if self.take_center:
+            torch._foreach_copy_(worker, center)
+        else:
+            torch._foreach_sub_(worker, d)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from torch._C._distributed_c10d import Store
@@ -284,10 +284,26 @@ def read_report(store: Store) -> FailureReport | None:
     return FailureReport(**json.loads(store.get(_REPORTED))) if store.check([_REPORTED]) else None
 
 
-def read_place(store: Store, worker: int, count: int) -> str:
+def explain(store: Store, count: int, failed: Mapping[int, str]) -> HeadraceError:
+    """Why a launch has failed, for the process that has started the workers; `failed`: how workers have ended.
+
+    The first error that a worker has reported is the cause, unless it is about another one, which was lost.
+    """
+    report = read_report(store)
+    if report is not None and report.kind != WorkerError.__name__:
+        return report.for_caller()
+    for worker, how in sorted(failed.items(), key=lambda item: (not item[1].startswith("was lost"), item[0])):
+        if how and (report is None or how.startswith("was lost")):
+            place = _last_place(store, worker, count)
+            what, colon, why = how.partition(":")
+            return WorkerError(f"worker {worker} {what}{f' at {place}' if place else ''}{colon}{why}.")
+    return WorkerError("a worker has failed, and has not reported why.") if report is None else report.for_caller()
+
+
+def _last_place(store: Store, worker: int, count: int) -> str:
     """Where a worker was, in words, as far as the store tells; "" if it has never written."""
     statuses = {k: read_status(store, k) for k in range(count)}
-    if worker not in statuses or not statuses[worker].beat:
+    if not statuses[worker].beat:
         return ""
     return _place(statuses[worker], max(status.met for status in statuses.values()))
 

@@ -14,10 +14,11 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import ConfigError, WorkerError
-from .center import TIMEOUT_S
 
 Result = TypeVar("Result")
 
+TIMEOUT_S = 600.0
+"""How long workers wait for each other, in seconds, if nothing else is said."""
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # workers that may knock at the same moment
 NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

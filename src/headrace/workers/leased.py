@@ -8,7 +8,8 @@ from ..data.reader import Reader, SourceWrapper
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source
 from ..errors import ConfigError, SourceError
-from .center import Center, Lease
+from .center import CenterClient
+from .leases import Rows
 
 _OWN = ("used", "leases", "pass")
 
@@ -22,28 +23,32 @@ class Leased(SourceWrapper):
     no epoch ends twice.
 
     Cursors are those of the Reader and say, beside, which positions the batch had and which lease to go on with:
-    `used` is [lease, start, stop], and `leases` is empty when there was nothing more to read. They are good as long
-    as these leases are this worker's.
+    `used` is [start, stop], and `leases` is empty when there was nothing more to read. They are good as long as these
+    rows are out with this worker.
     """
 
-    def __init__(self, reader: Source, center: Center) -> None:
+    center: CenterClient
+    """Is set when the training begins."""
+
+    def __init__(self, reader: Source) -> None:
         if not isinstance(reader, Reader):
             raise ConfigError(
                 f"a strategy with a center lends workers rows by their numbers, which a {reader.title} does not know. "
                 "Give the data as a Table, as hr.from_dataset makes of a Dataset, or use Synchronous or Periodic."
             )
         super().__init__(reader, thread_safe=False)
-        self.reader, self.center = reader, center
-        self._leases: list[Lease] = []  # what is left of them to read
+        self.reader = reader
+        self._leases: list[Rows] = []  # what is left of them to read
         self.exhausted = False
         """Whether the center has said that all rows have been used."""
+        self._reads = False
         self._pass = -1  # the epoch that this worker is in: it has ended those before
 
     @property
     def level(self) -> str:
         return (
-            "with each row used once, but the training does not resume exactly: it goes on from the center's weights, "
-            "and only worker 0 keeps the state of its optimizer and its random numbers"
+            "exactly on virtual workers; on others from the center's weights, with each row used once, and only worker "
+            "0 keeps the state of its optimizer and its random numbers"
         )
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
@@ -52,16 +57,27 @@ class Leased(SourceWrapper):
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         """Batches of one lease; the last one stands alone where possible, so that the next lease is requested late."""
+        self._reads = True
+        try:
+            return self._read(size, rows)
+        finally:
+            self._reads = False
+
+    def cursor_now(self, cursor: State) -> State:
+        """The cursor of the batch used last, with what has been leased since, while more is being read."""
+        return cursor | _place(self._leases, self._pass) if self._reads else cursor
+
+    def _read(self, size: int, rows: int) -> Macrobatch | None:
         if not self._leases and not self._await():
             return None
         lease, following = self._leases[0], self._leases[1:]
-        reader, together = self.reader, max(size, min(rows, lease.stop - lease.start - size))
-        macrobatch = reader.reading.until(lease.stop).fetch(lease.start, size, together, ahead=reader.ahead)
+        reader, together = self.reader, max(size, min(rows, lease[1] - lease[0] - size))
+        macrobatch = reader.reading.until(lease[1]).fetch(lease[0], size, together, ahead=reader.ahead)
         assert macrobatch is not None
-        cuts = list(accumulate(macrobatch.totals, initial=lease.start))
+        cuts = list(accumulate(macrobatch.totals, initial=lease[0]))
         reader.position = cuts[-1]
         macrobatch.ends_epoch, passed = False, self._pass
-        if cuts[-1] == lease.stop:
+        if cuts[-1] == lease[1]:
             following = following or self._following()
             self._pass = max(passed, self._epoch(following[0]) if following else self._epoch(lease) + 1)
             macrobatch.ends_epoch = self._pass > passed
@@ -69,8 +85,8 @@ class Leased(SourceWrapper):
         macrobatch.cursors = [
             {
                 **(cursor or {}),
-                "used": [lease.id, start, stop],
-                **_place([*_left(lease, stop), *following], self._pass if stop == lease.stop else passed),
+                "used": [start, stop],
+                **_place([*_left(lease, stop), *following], self._pass if stop == lease[1] else passed),
             }
             for cursor, (start, stop) in zip(macrobatch.cursors, pairwise(cuts), strict=True)
         ]
@@ -83,41 +99,41 @@ class Leased(SourceWrapper):
         if missing := [key for key in _OWN if key not in state]:
             raise SourceError(f"this is not the cursor of leased rows: it lacks {', '.join(missing)}.")
         self.reader.load_state_dict(state)
-        self._leases = [Lease(*lease) for lease in state["leases"]]
+        self._leases = [(int(start), int(stop)) for start, stop in state["leases"]]
         self._pass = state["pass"]
 
     def begin_at(self, epoch: int) -> None:
         """Epochs before this one have ended: what is left of them ends none."""
         self._pass = max(self._pass, epoch)
 
-    def _following(self) -> list[Lease]:
+    def _following(self) -> list[Rows]:
         """The next lease, if there is one now."""
-        found = self.center.lease()
-        return [found] if isinstance(found, Lease) else []
+        rows = self.center.call("lease")["rows"]
+        return [(rows[0], rows[1])] if rows else []
 
     def _await(self) -> bool:
         """Waits until there are rows to read; whether there are any left."""
         while not self.exhausted:
-            found = self.center.lease()
-            if found is None:
-                self.exhausted = True
-                break
-            if isinstance(found, Lease):
-                self._leases, self._pass = [found], max(self._pass, self._epoch(found))
+            answer = self.center.call("lease")
+            if answer["rows"]:
+                start, stop = answer["rows"]
+                self._leases, self._pass = [(start, stop)], max(self._pass, self._epoch((start, stop)))
                 return True
-            self.center.wait(found)
-            self.waiting()
+            self.exhausted = answer["over"]
+            if not self.exhausted:
+                self.center.wait(answer)
+                self.waiting()
         return False
 
-    def _epoch(self, lease: Lease) -> int:
-        return lease.start // self.reader.order.n
+    def _epoch(self, lease: Rows) -> int:
+        return lease[0] // self.reader.order.n
 
 
-def _left(lease: Lease, at: int) -> list[Lease]:
+def _left(lease: Rows, at: int) -> list[Rows]:
     """What is left of a lease behind a position."""
-    return [Lease(lease.id, at, lease.stop)] if at < lease.stop else []
+    return [(at, lease[1])] if at < lease[1] else []
 
 
-def _place(leases: Sequence[Lease], passed: int) -> State:
+def _place(leases: Sequence[Rows], passed: int) -> State:
     """What to go on with."""
-    return {"leases": [[lease.id, lease.start, lease.stop] for lease in leases], "pass": passed}
+    return {"leases": [list(rows) for rows in leases], "pass": passed}

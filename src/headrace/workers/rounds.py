@@ -227,7 +227,7 @@ class Rounds(Strategy, ABC):
         self._rows, self._total = 0, 0
         return True
 
-    def agreed(self, replica: Replica) -> list[Tensor]:
+    def consensus(self, replica: Replica) -> list[Tensor]:
         return self._means(replica.tensors) if self._total else replica.tensors
 
     def state_dict(self, replica: Replica) -> State:

@@ -217,7 +217,7 @@ class Sharded(Strategy):
         arena.shared_norm = (numbers[-1] / copies).sqrt().to(next(iter(arena.params)).dtype)
         return reached, numbers[:-1]
 
-    def agreed(self, replica: Replica) -> list[Tensor]:
+    def consensus(self, replica: Replica) -> list[Tensor]:
         return [*replica.values, *mean(self.comm, replica.statistics, 1)]
 
     def everywhere(self, number: float) -> float:

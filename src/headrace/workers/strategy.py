@@ -22,7 +22,7 @@ class Strategy:
 
     A `joint` strategy makes one update of one batch, whose rows the workers share: override `totals` and `reduce`.
     Otherwise every worker updates its own replica with a batch of its own, and they agree from time to time:
-    override `begin`, `after` and `agreed`. A `centered` one never waits for others: it meets them at `comm.center`.
+    override `begin`, `after` and `consensus`. A `centered` one never waits for others: see `Centered`.
     """
 
     joint: ClassVar[bool] = False
@@ -111,16 +111,13 @@ class Strategy:
         """An update was made: of `rows` rows here, `total` on all workers. Whether all agree on the weights now."""
         return True
 
-    def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Called before `after`, with the cursor of the batch that was used and the `LossSums.totals` of its losses."""
-
     def finish(self, replica: Replica) -> None:
         """The training has ended, and been saved: what this worker has not shared yet is shared."""
 
     def leave(self) -> None:
         """However a training ends, also by an error: this worker is no longer in it."""
 
-    def agreed(self, replica: Replica) -> list[Tensor]:
+    def consensus(self, replica: Replica) -> list[Tensor]:
         """What all workers together think that `replica.tensors` should be, at this moment; nothing is changed."""
         return replica.tensors
 

@@ -86,7 +86,7 @@ class Synchronous(Strategy):
             param.grad = param.grad if hit else None
         return agreed, found[: len(numbers)]
 
-    def agreed(self, replica: Replica) -> list[Tensor]:
+    def consensus(self, replica: Replica) -> list[Tensor]:
         """Weights are the same everywhere; of what the workers have measured of their rows, the mean."""
         if self.parts:  # what they have measured is the same, too
             return replica.tensors

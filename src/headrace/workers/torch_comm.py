@@ -42,7 +42,7 @@ class TorchComm(Comm):
 
     def __init__(self, vectors: dist.ProcessGroup, values: dist.ProcessGroup, timeout_s: float, own: bool) -> None:
         self.shard = Shard(dist.get_rank(), dist.get_world_size())
-        self._vectors, self._values, self._own = vectors, values, own
+        self._vectors, self._values, self.has_joined = vectors, values, own
         self._options = {"sum": _options(dist.ReduceOp.SUM), "max": _options(dist.ReduceOp.MAX)}
         store = attempt_of(dist.distributed_c10d._get_default_store()).clone()  # type: ignore[attr-defined]
         keeper = None if started_by_agent() else 0
@@ -55,6 +55,7 @@ class TorchComm(Comm):
         if self._nudged_by is not None:
             signal.signal(self._nudged_by, lambda *_: self._heartbeat.interrupt())
         self._shared = self._on_one_host(timeout_s) if self.count > 1 else None
+        self.timeout_s = timeout_s
         self.overlaps = self._shared is None or torch.cuda.is_available()
 
     @classmethod
@@ -102,6 +103,15 @@ class TorchComm(Comm):
         self._call(self._send_all, values)
         return unpack(pack(values[0]))
 
+    def attempt(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        if self._heartbeat.reported is not None:
+            raise self._heartbeat.reported_error()
+        begun_s = time.monotonic()
+        try:
+            return call(*arguments)
+        except (OSError, EOFError) as error:
+            raise self._heartbeat.explain(error, time.monotonic() - begun_s) from error
+
     def at(self, step: int, doing: str) -> None:
         self._heartbeat.step, self._heartbeat.doing = step, doing
 
@@ -125,7 +135,7 @@ class TorchComm(Comm):
         if self._shared is not None:
             self._shared.close()
         del self._vectors, self._values
-        if self._own and dist.is_initialized():
+        if self.has_joined and dist.is_initialized():
             dist.destroy_process_group()
 
     # --- calls that need the others

@@ -194,11 +194,6 @@ class EncapsulatedFunctionsDistributedEddl:
 
     def _check_asynchronous(self, lengths: list[int]) -> None:
         """Raises on what the fits in which workers merge one by one cannot do."""
-        if self.engine == "processes" and self.num_workers > 1:
-            raise ConfigError(
-                "the asynchronous fits run with engine='local' or engine='ray'; with engine='processes' there are the "
-                "synchronous ones, and the asynchronous ones with n_epocs_sync=0."
-            )
         if len(set(lengths)) > 1:
             raise DataError(
                 "the asynchronous fits merge after blocks of the same length, got blocks of "

@@ -251,9 +251,7 @@ def data_parallel_distributed_learner(
     """A learner whose gradients are added up over all workers; they travel in full, whatever the number of bits."""
     hint("distributed.data_parallel_distributed_learner", "hr.Trainer(strategy=hr.Synchronous())")
     if use_async_buffered_parameter_update:
-        raise ConfigError(
-            "use_async_buffered_parameter_update= is not offered. Natively strategy=hr.Asynchronous(...)."
-        )
+        raise ConfigError("use_async_buffered_parameter_update= is not offered. Natively strategy=hr.Elastic(...).")
     if not 1 <= num_quantization_bits <= 32:
         raise ConfigError(f"num_quantization_bits= is from 1 to 32, got {num_quantization_bits}.")
     return DistributedLearner(learner, distributed_after)
