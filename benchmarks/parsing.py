@@ -22,7 +22,7 @@ from timing import Sample, ratio
 
 import headrace as hr
 from headrace.data.ragged import Ragged
-from headrace.formats.table import open_ctf
+from headrace.formats.text import open_ctf
 
 VOCABULARY, FEATURES, CLASSES = 10_000, 50, 5
 ROWS = 65_536  # that are read together

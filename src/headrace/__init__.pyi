@@ -18,6 +18,7 @@ from .data.arrays import ArrayTable as ArrayTable
 from .data.batch import Batch as Batch
 from .data.batch import Stream as Stream
 from .data.draws import Draws as Draws
+from .data.encoding import Encoding as Encoding
 from .data.feed import Feed as Feed
 from .data.order import Order as Order
 from .data.ragged import Ragged as Ragged
@@ -40,8 +41,9 @@ from .errors import OutOfMemoryError as OutOfMemoryError
 from .errors import RunError as RunError
 from .errors import SourceError as SourceError
 from .errors import WorkerError as WorkerError
-from .formats.table import open_ctf as open_ctf
+from .formats.read import add_format as add_format
 from .formats.table import open_table as open_table
+from .formats.text import open_ctf as open_ctf
 from .formats.write import write_table as write_table
 from .length import Length as Length
 from .loss.base import Loss as Loss

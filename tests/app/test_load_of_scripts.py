@@ -108,7 +108,7 @@ def test_batches_and_maps_are_no_description_of_a_file(place: Path) -> None:
     table = hr.map(hr.ArrayTable({"a": torch.rand(8, 2), "y": torch.rand(8, 1)}), doubled)
     train(table, "mapped")
     made = hr.load("mapped", nn.Linear(2, 1))
-    with pytest.raises(DataError, match=r"were changed by map\(.*doubled\), of which the run has kept the name alone"):
+    with pytest.raises(DataError, match=r"were changed by map\(.*doubled\), and new\.csv would be read without that"):
         made.predict("new.csv")
     assert made.predict({"x": torch.rand(3, 2)}).rows(0, 3)["output"].shape == (3, 1)
 

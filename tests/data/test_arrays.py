@@ -278,7 +278,10 @@ def test_data_becomes_a_source() -> None:
         (lambda: as_data([torch.zeros(3), "text"]), "cannot read data from a list of Tensor, str"),
         (lambda: as_data(([[1], [2, 3]], [0, 1])), r"'x': the rows of this list differ in length.*hr.Ragged.of"),
         (lambda: as_data({"x": [1, "a"]}), "'x' has dtype <U21, which is not a number"),
-        (lambda: as_data({"x": pd.DataFrame({"a": [1], "k": ["b"]})}), "'x': column 'k' of this frame holds text"),
+        (
+            lambda: as_data({"x": pd.DataFrame({"a": [1], "k": ["b"]})}),
+            "'k' cannot stand beside others in stream 'x'",
+        ),
         (lambda: as_data((pd.Series([1.0, None]), [1, 2])), "has 1 nulls, the first in row 1"),
         (lambda: as_table([1, 2, 3]), "cannot read data from a list of int, int, int"),
         (lambda: as_table(None), "cannot read data from a NoneType"),

@@ -215,5 +215,5 @@ def forget(run: Path) -> None:
     """Makes the checkpoints of a run those of data that do not know what their numbers stand for."""
     for path in (run / "checkpoints").glob("step-*"):
         document = json.loads((path / "trainer.json").read_text())
-        document["categories"] = None
+        document["encoding"] = None
         recommit(path, files={"trainer.json": json.dumps(document).encode()})

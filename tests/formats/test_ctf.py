@@ -28,7 +28,7 @@ from headrace.formats.ctf.exact import read_exactly
 from headrace.formats.ctf.fast import Parsed, read_block
 from headrace.formats.ctf.layout import Layout
 from headrace.formats.ctf.numbers import UnreadableError, cast, value_of
-from headrace.formats.table import open_ctf
+from headrace.formats.text import open_ctf
 
 SAMPLE = """\
 0 |x 560:1 |y 1 0 0 0 0

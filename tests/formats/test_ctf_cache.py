@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-import headrace as hr
 from headrace.data.batch import Stream
 from headrace.errors import ConfigError, DataError
-from headrace.formats import table
+from headrace.formats import text as module
 from headrace.formats.ctf import build, cache
-from headrace.formats.table import open_ctf
+from headrace.formats.text import open_ctf
 
 X = Stream("x", (2,))
 B = Stream("b", (9,), layout="sparse", sequence=True)
@@ -37,13 +36,13 @@ def kept(directory: Path) -> list[Path]:
 def parses(monkeypatch: Any) -> list[Path]:
     """Every time that a file is parsed."""
     calls: list[Path] = []
-    before = table.build
+    before = module.build
 
     def counted(path: Path, *arguments: Any, **options: Any) -> Any:
         calls.append(path)
         return before(path, *arguments, **options)
 
-    monkeypatch.setattr(table, "build", counted)
+    monkeypatch.setattr(module, "build", counted)
     return calls
 
 
@@ -140,10 +139,7 @@ def test_a_directory_that_cannot_be_written_asks_for_another(tmp_path: Path, mon
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(ConfigError, match=r"cannot be kept in .*: Permission denied\. Pass cache="):
         open_ctf(path, [X])
-    with pytest.raises(ConfigError, match="Pass cache="):
-        hr.open_table(path, streams=[X])
     assert len(open_ctf(path, [X], cache=elsewhere)) == 5
-    assert len(hr.open_table([path], streams=[X], cache=elsewhere)) == 5
     assert len(kept(elsewhere)) == 1
 
 

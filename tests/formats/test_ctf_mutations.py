@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError
 from headrace.formats.ctf import build
 from headrace.formats.ctf import text as texts
 from headrace.formats.ctf.exact import Problem
-from headrace.formats.table import open_ctf
+from headrace.formats.text import open_ctf
 
 LIMIT_S = 1.0
 WHERE = re.compile(r"line (\d+) \(byte (\d+)\): ")

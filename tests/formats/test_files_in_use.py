@@ -12,7 +12,6 @@ import torch
 from kit.file_tables import KINDS, every_row, numbers, parts
 
 import headrace as hr
-from headrace.formats.files import FileTable
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
 # --- files that change ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*KINDS, ".npz"])
+@pytest.mark.parametrize("kind", [".arrow", ".npz"])
 def test_a_file_that_is_cut_while_it_is_mapped_gives_an_error_and_no_crash(kind: str) -> None:
     write_table(numbers(10000), "t" + kind)
     table = open_table("t" + kind)
@@ -42,21 +41,17 @@ def test_a_file_that_is_replaced_by_another_does_no_harm(kind: str) -> None:
 def test_the_fingerprint_is_that_of_the_rows_and_not_of_the_place_or_the_time(tmp_path: Path) -> None:
     parts()
     first = open_table("part-*.arrow")
-    assert isinstance(first, FileTable)
     Path("moved").mkdir()
     for name in ("part-0.arrow", "part-1.arrow", "part-2.arrow"):
         Path("moved", name).write_bytes(Path(name).read_bytes())
     os.utime("moved/part-0.arrow", (1, 1))
     moved = open_table("moved")
     assert moved.fingerprint() == first.fingerprint()
-    assert first.changed_files(moved.fingerprint()) == []
     raw = bytearray(Path("part-2.arrow").read_bytes())
     raw[raw.index(np.arange(4, 10).tobytes())] ^= 1
     Path("part-2.arrow").write_bytes(raw)
     changed = open_table("part-*.arrow")
     assert changed.fingerprint() != first.fingerprint()
-    assert isinstance(changed, FileTable)
-    assert changed.changed_files(first.fingerprint()) == ["part-2.arrow"]
 
 
 def test_a_reader_resumes_on_files_and_refuses_others() -> None:
@@ -85,15 +80,16 @@ def test_a_run_is_not_resumed_on_a_file_some_rows_of_which_have_changed() -> Non
     fit(1)
     rows[44_000:54_000] = 1e6
     np.save("t.npy", rows)
-    with pytest.raises(hr.SourceError, match=r"fingerprint.*changed: .*t\.npy"):
+    with pytest.raises(hr.SourceError, match=r"fingerprint"):
         fit(2)
 
 
 @pytest.mark.parametrize("kind", [".npy", ".arrow", ".csv", ".ctf"])
 def test_a_byte_that_has_changed_anywhere_in_a_file_changes_its_fingerprint(kind: str) -> None:
     def fingerprint() -> str:
-        streams = [hr.Stream("x", (1,))] if kind == ".ctf" else None
-        return open_table("t" + kind, streams=streams).fingerprint()
+        if kind == ".ctf":
+            return hr.open_ctf("t.ctf", [hr.Stream("x", (1,))]).fingerprint()
+        return open_table("t" + kind).fingerprint()
 
     rows = 1_000_000  # more than 16 MB
     if kind == ".npy":
@@ -138,30 +134,6 @@ def test_a_file_that_was_replaced_before_a_training_began_is_refused() -> None:
         hr.Reader(table)
 
 
-# --- rows from all over a file --------------------------------------------------------------------------
-
-
-def test_rows_from_all_over_a_parquet_file_are_given_and_talked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_table(numbers(3000), "t.parquet", rows_per_block=100)
-    table = open_table("t.parquet")
-    monkeypatch.setattr(table.table.tables[0]._cache, "budget_bytes", 5000)  # type: ignore[attr-defined]
-    draws = torch.Generator().manual_seed(0)
-    with pytest.warns(UserWarning, match=r"rows are taken from all over .*order='blocks'.*hr.write_table") as said:
-        for _ in range(10):
-            indices = torch.randint(0, 3000, (64,), generator=draws)
-            assert torch.equal(table.take(indices)["n"], indices)
-    assert len(said) == 1
-
-
-def test_rows_in_an_order_by_blocks_are_not_talked_about() -> None:
-    write_table(numbers(3000), "t.parquet", rows_per_block=100)
-    table = open_table("t.parquet")
-    table.table.tables[0]._cache.budget_bytes = 5000  # type: ignore[attr-defined]
-    reader = hr.Reader(table, "blocks", max_epochs=2)
-    rows = torch.cat([batch["n"] for batch in iter(lambda: reader.next_batch(32), None)])
-    assert sorted(rows.tolist()) == sorted([*range(3000)] * 2)
-
-
 # --- several readers ------------------------------------------------------------------------------------
 
 
@@ -182,8 +154,6 @@ def test_a_table_travels_to_another_process_by_the_names_of_its_files(kind: str)
 def test_a_table_is_read_from_several_threads(kind: str) -> None:
     write_table(numbers(2000), "t" + kind, rows_per_block=50)
     table = open_table("t" + kind)
-    if kind == ".parquet":
-        table.table.tables[0]._cache.budget_bytes = 20000  # type: ignore[attr-defined]
     wrong: list[Any] = []
 
     def read(seed: int) -> None:

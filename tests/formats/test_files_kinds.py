@@ -18,8 +18,6 @@ from kit.late import pandas as pd
 
 import headrace as hr
 from headrace.data.fields import tensors_of
-from headrace.formats.blocks import Block
-from headrace.formats.files import FileTable
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 
@@ -37,8 +35,8 @@ def mapped_ranges(name: str) -> list[tuple[int, int]]:
 
 
 def addresses(table: Any) -> list[int]:
-    """Where the tensors are that rows of a single block are taken from."""
-    fields = table.table._fields(0).values()
+    """Where the tensors are that rows of a single record batch are taken from."""
+    fields = table.table._table.columns.values()
     return [tensor.data_ptr() for field in fields for tensor in tensors_of(field) if tensor.numel()]
 
 
@@ -65,43 +63,43 @@ def test_rows_are_taken_from_the_mapped_file_itself(kind: str) -> None:
 
 def test_nobody_writes_into_a_file_through_its_rows() -> None:
     write_table(numbers(), "t.arrow")
-    write_table(numbers(), "t.parquet")
-    for name in ("t.arrow", "t.parquet"):
-        table = open_table(name)
-        table.rows(0, 5)["x"].fill_(-1)
-        table.take(torch.arange(5))["x"].fill_(-1)
-        assert every_row(table) == every_row(numbers())
+    table = open_table("t.arrow")
+    table.rows(0, 5)["x"].fill_(-1)
+    table.take(torch.arange(5))["x"].fill_(-1)
+    assert every_row(table) == every_row(numbers())
 
 
-def test_columns_that_are_decoded_are_let_go_again_and_those_in_place_are_not_kept_twice() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_numbers_stay_in_the_mapped_file_beside_columns_that_are_decoded() -> None:
     write_table(mixed(9000), "t.arrow", rows_per_block=9000)
     table = open_table("t.arrow", columns=["n", "species", "flag"])
-    block = table.table  # type: ignore[attr-defined]
-    before = every_row(table)
-    assert set(block._in_place()) == {"n"}
-    assert block._cache._bytes == 9000 * 9, "codes of eight bytes, and flags of one"
-    block._cache._held.clear()
-    assert every_row(table) == before
+    columns = table.table._table.columns  # type: ignore[attr-defined]
+    inside = [
+        name
+        for name, column in columns.items()
+        if any(start <= column.data_ptr() < stop for start, stop in mapped_ranges("t.arrow"))
+    ]
+    assert inside == ["n"]
+    assert every_row(table) == every_row(hr.map(mixed(9000), lambda rows: {name: rows[name] for name in columns}))
 
 
-def test_many_small_record_batches_are_gathered_from_one_piece_and_stay_blocks() -> None:
+def test_many_small_record_batches_are_joined_in_memory_and_stay_blocks() -> None:
     written = mixed(100)
     write_table(written, "t.arrow", rows_per_block=7)
     table = open_table("t.arrow")
-    assert isinstance(table, FileTable)
-    assert isinstance(table.table, Block)
+    assert isinstance(table.table, hr.ArrayTable)  # type: ignore[attr-defined]
     assert table.block == 7
     assert every_row(table) == every_row(written)
 
 
-def test_small_record_batches_are_gathered_up_to_a_budget_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.formats import files as module
+def test_small_record_batches_are_joined_up_to_a_limit_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.formats import encode
 
     for k in range(4):
         write_table(numbers(1000), f"{k}.arrow", rows_per_block=10)
-    monkeypatch.setattr(module, "JOINED_BYTES", 40_000)  # a file has 16 kB
-    blocks = open_table([f"{k}.arrow" for k in range(4)]).table.tables  # type: ignore[attr-defined]
-    assert [len(block) for block in blocks] == [1000, 1000, *[10] * 200]
+    monkeypatch.setattr(encode, "MERGED_BYTES", 40_000)  # a file has 16 kB
+    tables = open_table([f"{k}.arrow" for k in range(4)]).table.tables  # type: ignore[attr-defined]
+    assert [len(table) for table in tables] == [2000, *[10] * 200]
 
 
 # --- variants of a kind ---------------------------------------------------------------------------------
@@ -133,7 +131,6 @@ def test_a_compressed_npz_and_compressed_arrow_files_are_read_as_well() -> None:
         for start in (0, 40):
             writer.write_batch(record.slice(start, 40 if not start else 60))
     found = open_table("t.arrow")
-    assert found.block == 60
     assert every_row(found) == every_row(table)
     assert open_table("t.arrow", columns=["species", "n"]).rows(39, 41)["n"].tolist() == [39, 40]
 

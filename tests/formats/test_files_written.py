@@ -99,23 +99,19 @@ def lines_of_cntk() -> list[str]:
     return [f"{k} |n {n} |x {x[0]} {x[1]}" for k, (n, x) in enumerate(pairs)]
 
 
-def test_text_of_cntk_is_read_by_its_streams() -> None:
+def test_text_of_cntk_is_opened_by_open_ctf() -> None:
     text("t.ctf", *lines_of_cntk())
-    streams = [hr.Stream("n", (), "int64"), hr.Stream("x", (2,))]
-    assert every_row(open_table("t.ctf", streams=streams)) == every_row(numbers())
-    with pytest.raises(hr.ConfigError, match=r"t\.ctf does not say what its streams are\. Declare them: streams="):
+    with pytest.raises(hr.ConfigError, match=r"t\.ctf is in CNTK's text format\. Open it with hr\.open_ctf"):
         open_table("t.ctf")
-    with pytest.raises(hr.ConfigError, match=r"is read by streams= alone, without columns="):
-        open_table("t.ctf", streams=streams, columns=["n"])
-    text("bad.ctf", "0 |n 1 |m 1 2", "1 |n q |m 1 2")
-    with pytest.warns(UserWarning, match="1 of 2 sequences were dropped"):
-        assert len(open_table("bad.ctf", streams=streams, fields={"x": "m"}, bad_rows="skip")) == 1
 
 
 def test_a_suffix_in_capitals_means_the_same() -> None:
     Path("T.CTF.GZ").write_bytes(gzip.compress("\n".join(lines_of_cntk()).encode()))
     streams = [hr.Stream("n", (), "int64"), hr.Stream("x", (2,))]
-    assert every_row(open_table("T.CTF.GZ", streams=streams)) == every_row(numbers())
+    assert every_row(hr.open_ctf("T.CTF.GZ", streams)) == every_row(numbers())
+    write_table(numbers(), "t.parquet")
+    Path("t.parquet").rename("T.PARQUET")
+    assert every_row(open_table("T.PARQUET")) == every_row(numbers())
 
 
 @pytest.mark.takes_turns

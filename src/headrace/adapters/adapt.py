@@ -12,22 +12,20 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch
+from ..data.encoding import Encoding
 from ..data.fields import Rows
-from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
-from ..data.source import Categories, Source, Table
+from ..data.source import Source, Table
 from ..errors import DataError, HeadraceError
-from ..formats.columns import from_arrow as from_arrow
-from ..formats.frames import from_frame, is_frame, is_pandas
-from ..formats.frames import from_pandas as from_pandas
+from ..formats.frames import is_frame, is_pandas
 from .loaders import LoaderSource, SampleSource
 from .passes import hugging_kind
 from .samples import fields_of, from_dataset
 
 
-def as_table(data: Any, categories: Categories | None = None) -> Table:
+def as_table(data: Any, like: Encoding | None = None) -> Table:
     """Turns data into a Table: an array is stream "x", a tuple of two is "x" and "y", a dict names its own."""
-    found = as_data(data, categories)
+    found = as_data(data, like)
     if isinstance(found, Table):
         return found
     of_list = f" {_LISTS}" if isinstance(data, list) else ""
@@ -42,23 +40,22 @@ def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
     return found if isinstance(found, Source) else Reader(found, order, seed)
 
 
-def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
+def as_data(data: Any, like: Encoding | None = None) -> Table | Source:
     """Turns arrays, a frame, a table, a path, a loader or an iterable of batches into a Table or a Source.
 
     A tuple is (x, y), a dict is streams by name, and a list is batches, or paths.
-    Columns of strings that have `categories` are read by them, where it is here that they are read.
+    Files and frames are read as those data were whose encoding is `like`.
     """
     if isinstance(data, Table | Source):
         return data
     if isinstance(data, list | tuple) and not data:
         raise DataError(f"the {type(data).__name__} is empty: there is nothing to read.")
-    given = ReadBy({name: strings for name, strings in (categories or {}).items() if strings}, nulls_of(categories))
     if isinstance(data, list):
-        return _of_list(data, given)
+        return _of_list(data, like)
     if isinstance(data, str | Path):
-        return _of_files(data, given)
+        return _opened(data, like)
     for known in (_of_arrays, _of_libraries):
-        found: Table | Source | None = known(data, given)
+        found: Table | Source | None = known(data, like)
         if found is not None:
             return found
     raise _refused(data)
@@ -74,31 +71,32 @@ def _refused(data: Any) -> DataError:
     )
 
 
-def _of_arrays(data: Any, categories: Categories) -> Table | None:
+def _of_arrays(data: Any, like: Encoding | None) -> Table | None:
     """One column, (x, y), or columns by name."""
     if isinstance(data, Batch):
-        return _table(data.fields, categories)
+        return _table(data.fields, like)
     if isinstance(data, Mapping):
-        return None if hugging_kind(data) else _table(data, categories)
+        return None if hugging_kind(data) else _table(data, like)
     if isinstance(data, tuple):
-        return _of_tuple(data, categories)
-    alone = _is_column(data) and not is_pandas(data, "DataFrame")  # the columns of a frame are streams
-    return _table({"x": data}, categories) if alone else None
+        return _of_tuple(data, like)
+    if is_frame(data):  # its columns are streams
+        return None
+    return _table({"x": data}, like) if _is_column(data) else None
 
 
-def _of_tuple(data: tuple[Any, ...], categories: Categories) -> Table:
+def _of_tuple(data: tuple[Any, ...], like: Encoding | None) -> Table:
     """(x, y)."""
     if not all(map(_is_column, data)):
         raise _refused(data)
     if len(data) != 2:
         raise DataError(f"expected (x, y), got {len(data)} arrays. Name the streams: {{'a': ..., 'b': ..., 'y': ...}}.")
-    return _table(dict(zip("xy", data, strict=True)), categories)
+    return _table(dict(zip("xy", data, strict=True)), like)
 
 
-def _of_list(data: list[Any], categories: Categories) -> Table | Source:
+def _of_list(data: list[Any], like: Encoding | None) -> Table | Source:
     """Files, if these are paths; else batches, each as a loader gives it."""
     if all(isinstance(path, str | Path) for path in data):
-        return _of_files(data, categories)
+        return _opened(data, like)
     numbers = isinstance(data[0], list) and isinstance(_first_number(data[0]), Number)
     if numbers or any(isinstance(batch, Number | str | Path) for batch in data):
         raise _refused(data)  # lists of numbers may be rows, columns or batches
@@ -141,32 +139,50 @@ def _first_number(part: Any) -> Any:
     return part
 
 
-def _table(parts: Mapping[str, Any], known: Categories) -> ArrayTable:
+def _table(parts: Mapping[str, Any], like: Encoding | None) -> ArrayTable:
+    like = like or Encoding()
     columns: dict[str, Any] = {}
-    read_by: Categories = {}
+    made_of: dict[str, str | tuple[str, ...]] = {}
+    encoding = Encoding()
     for name, part in parts.items():
-        columns[name] = part
+        columns[name], made_of[name] = part, name
         if is_pandas(part, "Series"):
-            table = from_pandas(part.to_frame(name), known)
+            table = _series(name, part, like)
             columns |= table.columns
-            read_by = read_by_of(read_by, table.categories)
+            encoding = encoding.beside(table.encoding)
         elif is_pandas(part, "DataFrame"):
-            columns[name] = _matrix(name, part)
+            columns[name], made_of[name] = _matrix(name, part, like)
         elif isinstance(_first_number(part), Number):
             columns[name] = _array(name, part)
-    return ArrayTable(columns, categories=read_by)
+    streams = tuple(ArrayTable(columns).streams)
+    chosen = made_of if any(not isinstance(of, str) for of in made_of.values()) else None
+    return ArrayTable(columns, encoding=Encoding(streams, encoding.categories, encoding.nulls, chosen))
 
 
-def _matrix(name: str, frame: Any) -> np.ndarray:
-    """The columns of a frame side by side, as one array."""
-    table = from_pandas(frame.set_axis([str(column) for column in frame.columns], axis=1))
-    if table.categories:
-        raise DataError(
-            f"stream {name!r}: column {next(iter(table.categories))!r} of this frame holds text, the others numbers. "
-            "Give the columns as streams, frame.to_dict('series'), or leave it out: frame[['a', 'b']]."
-        )
-    whole: np.ndarray = frame.to_numpy()
-    return whole if whole.dtype.kind in "biufc" else np.stack([c.numpy() for c in table.columns.values()], axis=1)  # type: ignore[union-attr]
+def _series(name: str, column: Any, like: Encoding) -> ArrayTable:
+    from ..formats.encode import Request
+    from ..formats.files import open_frame
+
+    known = Encoding(
+        categories={name: like.categories[name]} if name in like.categories else {},
+        nulls={name: like.nulls[name]} if name in like.nulls else {},
+    )
+    return open_frame(column.to_frame(name), Request(like=known))
+
+
+def _matrix(name: str, frame: Any, like: Encoding) -> tuple[Any, tuple[str, ...]]:
+    """The columns of a frame side by side, as one array, and their names; they are those of the training data."""
+    from ..formats.table import open_table
+
+    frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
+    known = None if like.columns is None else like.columns.get(name)
+    if known is not None and not isinstance(known, str):
+        if missing := [column for column in known if column not in frame.columns]:
+            raise DataError(f"stream {name!r}: this frame has no column {missing[0]!r}, as the training data have.")
+        frame = frame[list(known)]
+    table = open_table(frame, columns={name: list(frame.columns)})
+    numbers = frame.to_numpy()
+    return numbers if numbers.dtype.kind in "biufc" else table.rows(0, len(table))[name], tuple(frame.columns)
 
 
 def _array(name: str, rows: Any) -> np.ndarray | Tensor:
@@ -182,22 +198,25 @@ def _array(name: str, rows: Any) -> np.ndarray | Tensor:
     return torch.from_numpy(array).to(torch.get_default_dtype()) if plain else array
 
 
-def _of_files(data: Any, categories: Categories) -> Table:
-    from ..formats.table import open_by
+def _opened(data: Any, like: Encoding | None) -> Table:
+    """Files, or a frame."""
+    if like is None:
+        from ..formats.table import open_table
 
-    return open_by(data, categories)
+        return open_table(data)
+    from ..formats.like import open_like
+
+    return open_like(data, like)
 
 
-def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
+def _of_libraries(data: Any, like: Encoding | None) -> Table | Source | None:
     """What other libraries hold; none of them is imported to find out."""
-    if is_pandas(data, "DataFrame") or type(data).__module__.partition(".")[0] == "pyarrow":
-        return from_frame(data, categories)
     if hugging_kind(data):
         from .huggingface import from_hugging_face
 
         return from_hugging_face(data)
-    if is_frame(data):
-        return from_frame(data, categories)
+    if is_frame(data) or type(data).__module__.partition(".")[0] == "pyarrow":
+        return _opened(data, like)
     if isinstance(data, DataLoader):
         return LoaderSource(data)
     if isinstance(data, IterableDataset):

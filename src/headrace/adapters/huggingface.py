@@ -17,7 +17,8 @@ from ..data.ragged import Ragged
 from ..data.source import Source, Table
 from ..data.views import Concat, View
 from ..errors import DataError, SourceError
-from ..formats.columns import from_arrow
+from ..formats.encode import Request
+from ..formats.files import open_frame
 from .loaders import SampleSource
 from .passes import hugging_kind
 from .samples import Samples
@@ -73,7 +74,9 @@ def _stored(table: Any, kinds: Mapping[str, Any]) -> Table:
 def _piece(piece: Any, kinds: Mapping[str, Any]) -> ArrayTable:
     tensors = {name: kind for name, kind in kinds.items() if type(kind).__name__.startswith("Array")}
     plain = [name for name in kinds if name not in tensors]
-    columns: dict[str, Any] = dict(from_arrow(piece.select(plain), where="this Dataset").columns) if plain else {}
+    columns: dict[str, Any] = {}
+    if plain:
+        columns |= open_frame(piece.select(plain), Request(), "this Dataset").columns
     for name in tensors:
         columns[name] = _array(name, piece.column(name))
     categories = {name: list(kind.names) for name, kind in kinds.items() if type(kind).__name__ == "ClassLabel"}

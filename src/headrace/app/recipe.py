@@ -162,7 +162,10 @@ def _of_model(run: Path, given: nn.Module | Trainer, which: str | int | None) ->
     data = codec.decode(contents.document(TRAINER).get("data"), {})  # none if a loader gave batches
     data = check(data, maybe(DICT), contents.where(TRAINER, "data")) or {}
     trainer = given if isinstance(given, Trainer) else Trainer(given, inputs=data.get("inputs"))
-    made = Recipe(trainer, Described.read({"categories": {}, **data}) if data else None)
+    encoding = trainer.encoding
+    made = Recipe(trainer, None)
+    if data and encoding is not None:
+        made.train = Described(str(data.get("path")), 0, encoding)
     made.step = contents.step
     return made
 

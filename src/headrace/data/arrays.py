@@ -16,9 +16,9 @@ from torch import Tensor
 from ..errors import DataError
 from ..store import system
 from .batch import Batch, Stream
+from .encoding import Categories, Encoding
 from .fields import Field, Rows, one_length, take, tensors_of, unmasked
-from .read_by import read_by_of
-from .source import UNNAMED, Categories, Table, fingerprint_of
+from .source import Table, fingerprint_of, forwarded
 from .sparse import Sparse
 
 WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
@@ -34,11 +34,17 @@ class ArrayTable(Table):
     """
 
     streams: Sequence[Stream] = ()
-    categories: Categories = UNNAMED
+    encoding: Encoding = Encoding()
+    categories: Categories = forwarded("encoding.categories")
     thread_safe = True
 
     def __init__(
-        self, columns: Mapping[str, Any], *, block: int | None = None, categories: Categories | None = None
+        self,
+        columns: Mapping[str, Any],
+        *,
+        block: int | None = None,
+        categories: Categories | None = None,
+        encoding: Encoding | None = None,
     ) -> None:
         if not isinstance(columns, Mapping):
             raise DataError(
@@ -53,8 +59,8 @@ class ArrayTable(Table):
         if len(devices) > 1:
             raise DataError(f"the streams are on different devices: {', '.join(map(str, devices))}. Move them to one.")
         self.device, self.block = devices.pop(), block
-        self.categories = read_by_of({} if categories is None else categories)
         self.streams = tuple(Stream.of(name, column) for name, column in self.columns.items())
+        self.encoding = encoding or Encoding(self.streams, dict(categories or {}))
 
     def __len__(self) -> int:
         return self._length
@@ -79,9 +85,7 @@ class ArrayTable(Table):
 
     def to(self, device: torch.device) -> "ArrayTable":
         """The same table in the memory of another device."""
-        return ArrayTable(
-            {name: column.to(device) for name, column in self.columns.items()}, categories=self.categories
-        )
+        return ArrayTable({name: column.to(device) for name, column in self.columns.items()}, encoding=self.encoding)
 
     def fingerprint(self) -> str:
         """A hash that includes the values: all of a column up to 4 MB, an evenly spread sample of a larger one."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -12,9 +14,10 @@ from ..errors import ConfigError, DataError, HeadraceError, SourceError
 from ..store import rng
 from .batch import Batch, Stream
 from .draws import Draws
+from .encoding import Categories, Encoding
 from .fields import Field, map_tensors, nbytes_of
 from .ragged import Ragged
-from .source import UNNAMED, Categories, Table
+from .source import Table
 from .views import Wrapper, blocks_of, digest, name_of
 
 Change = Callable[..., Mapping[str, Field]]
@@ -28,10 +31,12 @@ class Changed(Wrapper):
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table)
         self.change = change
+        self.encoding = replace(table.encoding, maps=(*table.encoding.maps, name_of(change)))
         self.thread_safe = table.thread_safe and getattr(change, "thread_safe", False)
 
     streams: Sequence[Stream] = ()
-    categories: Categories = UNNAMED
+    categories: Categories = MappingProxyType({})
+    encoding: Encoding = Encoding()
     row_bytes = 0.0
 
     def learn(self, first: Batch) -> None:
@@ -81,6 +86,7 @@ class Augmented(Changed):
         if table.augments == "device" and where == "host":
             raise ConfigError("map(): what follows a map on the device is on the device too. Say where='device'.")
         self.augments, self._with_draws = where, draws
+        self.encoding = table.encoding if where == "host" else self.encoding
         with _probe():
             first = owned(table.rows(0, min(PROBE, len(table))))
         self._lengths_before = _lengths_of(first.fields)

@@ -9,11 +9,11 @@ from typing import Any
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
+from .encoding import Encoding
 from .order import MixOrder, Order
-from .read_by import read_by_of
 from .reading import BY_BLOCKS, Reading
 from .shard import WHOLE, Shard
-from .source import Categories, Source, Table, check_fixed, check_names, forwarded
+from .source import Source, Table, check_fixed, check_names, forwarded
 
 
 class Reader(Source):
@@ -84,6 +84,7 @@ class Reader(Source):
     end: int | None = forwarded("reading.end")
     """The position at which it is finished, if it ever is."""
     streams: Sequence[Stream] = forwarded("table.streams")
+    encoding: Encoding = forwarded("table.encoding")
     row_bytes: float = forwarded("table.row_bytes")
     resident = forwarded("table.resident")
     thread_safe: bool = forwarded("table.thread_safe")
@@ -101,10 +102,6 @@ class Reader(Source):
         found = copy.copy(self)
         found._move_to(replace(self.reading, table=table), 0)
         return found
-
-    @property
-    def read_by(self) -> Categories:
-        return read_by_of({stream.name: () for stream in self.streams}, self.table.read_by)
 
     @property
     def title(self) -> str:
@@ -161,7 +158,7 @@ class SourceWrapper(Source):
 
     streams: Sequence[Stream] = forwarded("_source.streams")
     title: str = forwarded("_source.title")
-    read_by: Categories | None = forwarded("_source.read_by")
+    encoding: Encoding | None = forwarded("_source.encoding")
     row_bytes: float = forwarded("_source.row_bytes")
     item_bytes: float = forwarded("_source.item_bytes")
     resident = forwarded("_source.resident")

@@ -105,8 +105,6 @@ class Reading:
         differ = [k for k in expected if k not in OF_RUN and cursor.get(k) != expected[k]]
         if differ:
             listed = "; ".join(f"{k}: saved {cursor.get(k)!r}, now {expected[k]!r}" for k in differ)
-            if changed := self.table.changed_files(str(cursor["fingerprint"])):
-                listed += f"; changed: {', '.join(changed)}"
             advice = "Read the same table, or say override=True (--override) to go on with this one."
             if "rows" in differ:
                 advice = "A run goes on with as many rows as it had: read the same table, or begin another run."

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from ..errors import SourceError, unknown
 from .batch import ANY, Batch, Macrobatch, State, Stream, concat, torch_dtype
+from .encoding import Categories, Encoding
 from .fields import Field, Opaque, has_rows
-from .read_by import UNNAMED as UNNAMED
-from .read_by import Categories as Categories
-from .read_by import nulls_of
 from .shard import WHOLE, Shard
 
 if TYPE_CHECKING:
@@ -108,8 +106,8 @@ class Source(ABC):
         return self
 
     @property
-    def read_by(self) -> Categories | None:
-        """For each stream the strings that its numbers stand for, none where it held numbers; `None` if unknown."""
+    def encoding(self) -> Encoding | None:
+        """How the data were read; `None` if it is not known."""
         return None
 
     @property
@@ -262,14 +260,14 @@ class Table(ABC):
         return {}
 
     @property
-    def read_by(self) -> Categories:
-        """The categories by which it was read, also those of streams that a map has made others of."""
-        return self.categories
+    def encoding(self) -> Encoding:
+        """How the rows were read, before a map has changed them."""
+        return Encoding(tuple(self.streams), self.categories)
 
     @property
     def nulls(self) -> Mapping[str, Any]:
         """What stands for the nulls of each stream, as `open_table` takes it; a mean is a number by now."""
-        return dict(nulls_of(self.read_by))
+        return self.encoding.nulls
 
     @property
     def row_bytes(self) -> float:
@@ -293,10 +291,6 @@ class Table(ABC):
     def fingerprint(self) -> str:
         """What a resumed run compares: the same rows and streams give the same text."""
         return fingerprint_of(len(self), *self.streams, *sorted(self.categories.items()), *sorted(self.nulls.items()))
-
-    def changed_files(self, fingerprint: str) -> list[str]:
-        """The files that are not those that had this fingerprint, as far as it tells."""
-        return []
 
 
 def fingerprint_of(*said: object) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor
 from ..errors import ConfigError, DataError
 from .arrays import ArrayTable
 from .batch import Batch, Stream
+from .encoding import Categories, Encoding
 from .fields import cat, take
-from .read_by import read_by_of
-from .source import Categories, Table, forwarded
+from .source import Table, forwarded
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
 NEAR = 4  # rows that are chosen from no more than so many times their number lie together
@@ -48,7 +49,7 @@ class Concat(_Joined):
             if list(table.streams) != list(first.streams):
                 listed = [", ".join(map(str, each.streams)) for each in (first, table)]
                 raise DataError(f"concat(): table 0 has the streams {listed[0]}; table {k} has {listed[1]}.")
-            if dict(table.read_by) != dict(first.read_by):
+            if _strings(table) != _strings(first):
                 raise DataError(
                     f"concat(): table {k} has other categories than table 0. Open both by the same: "
                     "hr.open_table(path_or_frame, categories=...), those of the first or a list of all."
@@ -64,7 +65,7 @@ class Concat(_Joined):
 
     streams: Sequence[Stream] = forwarded("_first.streams")
     categories: Categories = forwarded("_first.categories")
-    read_by: Categories = forwarded("_first.read_by")
+    encoding: Encoding = forwarded("_first.encoding")
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -126,6 +127,7 @@ class Wrapper(Table):
 
     streams: Sequence[Stream] = forwarded("table.streams")
     categories: Categories = forwarded("table.categories")
+    encoding: Encoding = forwarded("table.encoding")
     aliases: bool = forwarded("table.aliases")
     row_bytes: float = forwarded("table.row_bytes")
     take = forwarded("table.take")
@@ -135,14 +137,9 @@ class Wrapper(Table):
     augment = forwarded("table.augment")
     resident = forwarded("table.resident")
     fingerprint = forwarded("table.fingerprint")
-    changed_files = forwarded("table.changed_files")
 
     def __len__(self) -> int:
         return len(self.table)
-
-    @property
-    def read_by(self) -> Categories:
-        return read_by_of(self.table.read_by, self.categories)
 
 
 class View(Wrapper):
@@ -231,8 +228,8 @@ class Zipped(_Joined):
         return {name: strings for table in self.tables for name, strings in table.categories.items()}
 
     @property
-    def read_by(self) -> Categories:
-        return read_by_of(*(table.read_by for table in self.tables))
+    def encoding(self) -> Encoding:
+        return reduce(Encoding.beside, (table.encoding for table in self.tables))
 
     @property
     def row_bytes(self) -> float:
@@ -250,20 +247,24 @@ class OnDevice(Wrapper):
     """A table whose rows have been read once, into the memory of a device."""
 
     def __init__(self, table: Table, device: torch.device) -> None:
-        whole = ArrayTable(table.rows(0, len(table)).fields, categories=table.categories)
-        super().__init__(whole.to(device))
+        in_memory = ArrayTable(table.rows(0, len(table)).fields, categories=table.categories)
+        super().__init__(in_memory.to(device))
         self.block, self._origin = table.block, table
 
     prefetch = Table.prefetch
-    read_by: Categories = forwarded("_origin.read_by")
+    encoding: Encoding = forwarded("_origin.encoding")
     fingerprint = forwarded("_origin.fingerprint")
-    changed_files = forwarded("_origin.changed_files")
 
 
 def blocks_of(table: Table) -> Iterator[Batch]:
     """A whole table, as stored, a block at a time."""
     for start in range(0, len(table), BLOCK):
         yield table.rows(start, min(len(table), start + BLOCK))
+
+
+def _strings(table: Table) -> dict[str, list[str]]:
+    """What the codes of a table stand for, also those of which a map has made something else."""
+    return {name: list(strings) for name, strings in {**table.encoding.categories, **table.categories}.items()}
 
 
 def name_of(change: Callable[..., Any]) -> str:

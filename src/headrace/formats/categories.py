@@ -105,6 +105,11 @@ def leaf_of(array: Any, place: ColumnPlace) -> Any:
     return array
 
 
+def distinct(strings: Any) -> Any:
+    """The different strings of an Arrow array; of a dictionary array only its dictionary counts."""
+    return strings.slice(0, 0) if pt.is_dictionary(strings.type) else pc.unique(_plain(strings))
+
+
 def strings_of(arrays: Iterable[Any]) -> list[str]:
     """The categories of a column given in parts: the dictionary where all parts have that one, else sorted strings."""
     same: list[str] | None = None

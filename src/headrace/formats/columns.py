@@ -1,6 +1,5 @@
 """Reads Arrow tables and record batches as rows, in place, and writes rows as record batches."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,18 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.arrays import ArrayTable
 from ..data.batch import Stream, torch_dtype
-from ..data.fields import Field, cat
+from ..data.encoding import Categories
+from ..data.fields import Field
 from ..data.ragged import Ragged
-from ..data.read_by import ReadBy, nulls_of, read_by_of
-from ..data.source import Categories
 from ..data.sparse import Sparse
 from ..errors import DataError
-from .categories import ColumnPlace, codes, is_text, leaf_of, leaves, refuse_nulls, refuse_numbers, strings_of, within
+from .categories import ColumnPlace, codes, is_text, leaf_of, refuse_nulls, within
 from .lazy import pa, pt
-from .nulls import filled, filled_schema, fills_of, learned, said_of, with_fill
-from .schema import NUMBERS, differs, fits, index_in, is_fixed, is_pair, streams_of
+from .schema import NUMBERS, differs, fits, is_fixed, is_list, is_pair
 
 
 def fields_of(
@@ -93,56 +89,6 @@ def only_ones(field: Any) -> bool:
     return isinstance(items, Sparse) and items.values is None
 
 
-def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
-    """Reads an Arrow table or record batch: in place where a column lies in one piece, else copied into one.
-
-    Columns of strings have the categories that are `known`, or those that they hold. Nulls are filled as is known too.
-    """
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    if isinstance(table, pa.RecordBatchReader):
-        table = table.read_all()
-    if not isinstance(table, pa.Table):
-        raise DataError(f"expected an Arrow Table or RecordBatch, got a {type(table).__name__}.")
-    aside = index_in(table.schema)
-    table = table.select([k for k, name in enumerate(table.column_names) if name not in aside])
-    check_names(table.column_names, where)
-    said = {name: value for name, value in nulls_of(known).items() if name in table.column_names}
-    fills = fills_of(said, lambda stream: [stream])[0]
-    for name in fills:
-        fills[name] = learned(fills[name], table.column(name).chunks, ColumnPlace(name, where))
-    schema = filled_schema(table.schema, fills, where)
-    streams = streams_of(schema, where=where)
-    texts = [field.name for field in schema if is_text(leaves(field.type)) and field.name in table.column_names]
-    refuse_numbers(known or {}, [name for name in table.column_names if name not in texts], where)
-    categories = {}
-    for name in texts:
-        given = list((known or {}).get(name, ()))
-        found = given or strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks)
-        categories[name] = with_fill(found, name, fills, bool(given))
-    parts: list[Mapping[str, Field]] = []
-    first = 0
-    for batch in table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
-        batch = filled(batch, fills, where) if fills else batch
-        parts.append(fields_of(batch, streams, categories, where=where, first=first))
-        first += batch.num_rows
-    read_by = read_by_of(ReadBy(categories, said_of(said, fills, lambda stream: [stream])))
-    return ArrayTable({s.name: cat([part[s.name] for part in parts]) for s in streams}, categories=read_by)
-
-
-def check_names(names: Sequence[Any], where: str, dots: bool = False) -> None:
-    """Raises unless columns have names that streams can have, but for `dots` where these are taken care of."""
-    for name, count in Counter(names).items():
-        if not isinstance(name, str):
-            raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
-        if count > 1:
-            raise DataError(f"{where} has {count} columns {name!r}. Give them names of their own.")
-        if not name:
-            raise DataError(f"{where} has a column without a name. Give it one, or leave it out.")
-        if "." in name and not dots:
-            raise DataError(f"{where}: column {name!r} has a dot in its name, which a stream cannot have. Rename it.")
-
-
 # --- reading ---------------------------------------------------------------------------------------------
 
 
@@ -160,6 +106,8 @@ def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: 
     if isinstance(array.type, pa.FixedShapeTensorType):
         order, array = array.type.permutation, array.storage
     refuse_nulls(array, place)
+    if is_list(array.type):  # of vectors, as the stream was declared
+        array = _vectors(array, stream, place)
     if is_fixed(array.type):
         size = array.type.list_size
         array = array.values.slice(array.offset * size, rows * size)
@@ -174,6 +122,17 @@ def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: 
     for logical, physical in enumerate(order):
         stored[physical] = stream.shape[logical]
     return numbers.view(rows, *stored).permute(0, *[physical + 1 for physical in order])
+
+
+def _vectors(array: Any, stream: Stream, place: ColumnPlace) -> Any:
+    """Lists that are all as long as the vectors of a stream."""
+    lengths = np.asarray(array.value_lengths())
+    if len(odd := np.flatnonzero(lengths != stream.shape[0])):
+        raise DataError(
+            f"{place.at(int(odd[0]))}: a list of {lengths[odd[0]]} items, expected {stream}. Correct it, or declare a "
+            "sequence: hr.Stream(..., sequence=True)."
+        )
+    return array.cast(pa.list_(array.type.value_type, stream.shape[0]))
 
 
 def _leaf(array: Any, categories: Sequence[str] | None, place: ColumnPlace) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +13,31 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch, Stream
+from ..data.encoding import Categories, Encoding
 from ..data.fields import Field
 from ..data.maps import Changed, probing
 from ..data.ragged import Ragged
-from ..data.read_by import ReadBy, read_by_of
-from ..data.source import Categories, Table
-from ..data.views import Wrapper, name_of
-from ..errors import CorruptError, DataError, HeadraceError, SourceError
-from .files import FileTable
-from .nulls import nulls_in
+from ..data.source import Table, forwarded
+from ..data.views import Wrapper
+from ..errors import CorruptError, DataError, SourceError
+from .documents import document_of, encoding_in
 
 Open = Callable[[], Table]
 
 
 class Described(Table):
-    """A table whose rows are not there, and of which the rest is known: streams, categories, columns, rows.
+    """A table whose rows are not there, and of which the rest is known: how they were read, and how many.
 
     A map is shown rows of zeros when it is made, which tell what streams it gives. Anything else that reads rows is
     refused, so that nothing is ever computed from numbers that are not there.
     """
 
-    def __init__(
-        self,
-        path: str,
-        rows: int,
-        streams: Sequence[Stream],
-        categories: Categories,
-        columns: Mapping[str, Any] | None,
-        maps: Sequence[str] = (),
-    ) -> None:
-        self.path, self.columns, self.maps = path, columns, maps
-        self._rows, self._streams, self._categories = rows, tuple(streams), categories
+    encoding: Encoding = Encoding()
+    streams: Sequence[Stream] = forwarded("encoding.streams")
+    categories: Categories = forwarded("encoding.categories")
 
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
-
-    @property
-    def categories(self) -> Categories:
-        return self._categories
+    def __init__(self, path: str, rows: int, encoding: Encoding) -> None:
+        self.path, self._rows, self.encoding = path, rows, encoding
 
     def __len__(self) -> int:
         return self._rows
@@ -72,62 +58,32 @@ class Described(Table):
 
     def document(self) -> dict[str, Any]:
         """It as plain values."""
-        categories = {name: [*map(str, strings)] for name, strings in self.categories.items()}
-        return self.layout() | {"categories": categories, "nulls": self.nulls}
-
-    def layout(self) -> dict[str, Any]:
-        """It as plain values, without categories and what stands for nulls."""
-        streams = [asdict(stream) | {"shape": [*stream.shape]} for stream in self.streams]
-        columns = None if self.columns is None else {name: _listed(held) for name, held in self.columns.items()}
-        return {"path": self.path, "rows": len(self), "streams": streams, "columns": columns}
-
-    @staticmethod
-    def of(table: Table, path: str) -> Described:
-        """What is known of a table that is there."""
-        columns = table.columns if isinstance(table, FileTable) else None
-        return Described(path, len(table), table.streams, table.read_by, columns)
+        return {"path": self.path, "rows": len(self), **document_of(self.encoding)}
 
     @staticmethod
     def read(document: Any) -> Described:
         """One that was kept as plain values."""
         try:
-            streams = [Stream(**{**each, "shape": tuple(each["shape"])}) for each in document["streams"]]
-            held = {str(name): [*map(str, strings)] for name, strings in document["categories"].items()}
-            nulls = nulls_in(said) if (said := document.get("nulls")) else {}
-            columns = document["columns"]
-            if columns is not None:
-                columns = {str(n): c if isinstance(c, str) else tuple(map(str, c)) for n, c in columns.items()}
-            return Described(
-                str(document["path"]),
-                int(document["rows"]),
-                streams,
-                read_by_of(ReadBy(held, nulls)),
-                columns,
-                [*map(str, document.get("maps", ()))],
-            )
-        except (LookupError, TypeError, ValueError, AttributeError, HeadraceError) as error:
+            return Described(str(document["path"]), int(document["rows"]), encoding_in(document))
+        except (LookupError, TypeError, ValueError) as error:
             raise CorruptError(f"the description of a run's data makes no sense: {error!r}") from None
 
 
-def description_of(table: Table, targets: Collection[str], inputs: Any) -> dict[str, Any]:
-    """What a run keeps of its training data, so that files are read like them: see `Described`.
+def description_of(table: Table, inputs: Sequence[str] | Any) -> dict[str, Any]:
+    """What a run keeps of its training data beside their encoding.
 
-    Their categories, and what stands for nulls, are kept beside it. `inputs`: what the model is given, as a trainer's
-    `inputs=`; if it is `None`, every stream but the `targets`.
+    `inputs`: what the model is given, as a trainer's `inputs=`.
     """
-    base, changes = unwrapped(table)
-    path = str(base.files[0]) if isinstance(base, FileTable) else "the training data"
-    names = [stream.name for stream in table.streams if stream.name not in targets]
-    return Described.of(base, path).layout() | {
-        "maps": [name_of(changed.change) for changed in changes],
-        "inputs": names if inputs is None else inputs,
-    }
+    base, _ = unwrapped(table)
+    files = getattr(base, "files", None)
+    path = str(files[0]) if files else "the training data"
+    return {"path": path, "rows": len(base), "inputs": inputs}
 
 
 def unwrapped(table: Table) -> tuple[Table, list[Changed]]:
     """What views and maps are of, and the maps from the inside out; those that draw are for training alone."""
     changes: list[Changed] = []
-    while isinstance(table, Wrapper) and not isinstance(table, FileTable):
+    while isinstance(table, Wrapper) and not hasattr(table, "files"):
         if isinstance(table, Changed) and table.augments != "host":
             changes.insert(0, table)
         table = table.table
@@ -185,7 +141,7 @@ def opened(path: Any, open_: Open) -> Table:
     if files.reads:
         _first(files.known, name)
     else:
-        files.known.append(Described.of(found, name))
+        files.known.append(Described(name, len(found), found.encoding))
     return found
 
 
@@ -200,10 +156,6 @@ def _name(path: Any) -> str:
         names = [str(each) for each in path]
         return "\n".join(sorted(names) if isinstance(path, Set) else names)
     return str(Path(path)) if isinstance(path, str | Path) and "://" not in str(path) else str(path)
-
-
-def _listed(columns: Any) -> Any:
-    return columns if isinstance(columns, str) else list(columns)
 
 
 def _zeros(stream: Stream, rows: int) -> Field:

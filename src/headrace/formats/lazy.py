@@ -17,4 +17,4 @@ class _Lazy:
 
 
 pa, pc, pt, pq = (_Lazy(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.types", "pyarrow.parquet"))
-csv, fs = _Lazy("pyarrow.csv"), _Lazy("pyarrow.fs")
+csv, fs, json = _Lazy("pyarrow.csv"), _Lazy("pyarrow.fs"), _Lazy("pyarrow.json")

@@ -3,78 +3,52 @@
 import io
 import math
 import zipfile
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import Stream, torch_dtype
-from ..data.fields import nbytes_of, one_length
-from ..data.source import Categories
+from ..data.batch import torch_dtype
+from ..data.fields import one_length
 from ..errors import DataError
-from .blocks import Fields, OpenFile
 from .columns import tensor_of
 from .lazy import pa
-from .paths import DataFile, reading
+from .paths import DataFile
+from .read import Select
 from .select import inner
 
-BLOCK_BYTES = 2**24
 _HEADER_BYTES = 65536
 
 
-class NumpyFile(OpenFile):
-    """Arrays of one length, as one block."""
-
-    held = True
-
-    def __init__(self, file: DataFile, arrays: dict[str, Tensor]) -> None:
-        super().__init__(file)
-        rows = one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
-        self._arrays = arrays
-        self.streams = [Stream.of(name, array) for name, array in arrays.items()]
-        self.counts = [rows] if rows else []
-
-    def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
-        return self._arrays
-
-    def nbytes(self, block: int) -> float:
-        return nbytes_of(self._arrays)
-
-    @property
-    def run(self) -> int:
-        return max(1, BLOCK_BYTES * max(self.counts, default=0) // max(1, nbytes_of(self._arrays)))
+def read_npy(file: DataFile, select: Select) -> dict[str, Tensor]:
+    """The array of a `.npy` file, as column "x"."""
+    select(["x"])
+    data = file.load()  # by Arrow and not by np.load, which keeps a descriptor open for each file
+    return {"x": _array(data, data.size, f"{file}")}
 
 
-def open_npy(file: DataFile, wanted: Any) -> NumpyFile:
-    """The array of a `.npy` file, as stream "x"."""
-    wanted(["x"])
-    with reading(file):
-        data = file.load()  # by Arrow and not by np.load, which keeps a descriptor open for each file
-        return NumpyFile(file, {"x": _array(data, data.size, f"{file}")})
-
-
-def open_npz(file: DataFile, wanted: Any) -> NumpyFile:
+def read_npz(file: DataFile, select: Select) -> dict[str, Tensor]:
     """The arrays of a `.npz` file by their names."""
-    with reading(file), zipfile.ZipFile(pa.BufferReader(file.load())) as archive:
+    with zipfile.ZipFile(pa.BufferReader(file.load())) as archive:
         members = {m.filename.removesuffix(".npy"): m for m in archive.infolist() if m.filename.endswith(".npy")}
         if not members:
             raise DataError(f"{file} has no arrays in it.")
         arrays = {}
-        for name in wanted(list(members)):
+        for name in select(list(members)):
             with archive.open(members[name]) as member:
                 arrays[inner(name)] = _member(member, members[name].file_size, f"{name!r} of {file}")
-        return NumpyFile(file, arrays)
+    one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
+    return arrays
 
 
 def _member(member: Any, size: int, who: str) -> Tensor:
     """The array in a member, of which no more is unpacked than the array takes."""
     head = member.read(_HEADER_BYTES)
     dtype, shape, _, start = _header(head, size, who)
-    whole = start + math.prod(shape) * dtype.itemsize
-    if size != whole:
-        raise DataError(f"{who} is damaged: it has {size} bytes, and its array {whole}. Save it again.")
+    expected = start + math.prod(shape) * dtype.itemsize
+    if size != expected:
+        raise DataError(f"{who} is damaged: it has {size} bytes, and its array {expected}. Save it again.")
     return _array(pa.py_buffer(head + member.read()), size, who)
 
 

@@ -22,6 +22,8 @@ SUFFIXES = {
     ".parquet": "parquet",
     ".csv": "csv",
     ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
     ".ctf": "ctf",
     ".txt": "ctf",
 }
@@ -227,7 +229,7 @@ def _is_data(path: str) -> bool:
 def _kind(name: str) -> str:
     """The kind of a file by its suffix; text may be packed."""
     kind = SUFFIXES.get(Path(name.lower().removesuffix(".gz")).suffix, "")
-    return kind if kind in ("csv", "ctf") or not name.lower().endswith(".gz") else ""
+    return kind if kind in ("csv", "jsonl", "ctf") or not name.lower().endswith(".gz") else ""
 
 
 _PARTED = (

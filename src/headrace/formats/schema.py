@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from ..data.batch import Stream
-from ..data.source import Categories
+from ..data.encoding import Categories
 from ..errors import DataError
 from .categories import ColumnPlace, is_text, shown
 from .lazy import pa, pt
@@ -106,6 +106,8 @@ def fits(kind: Any, stream: Stream) -> bool:
             return bool(pt.is_integer(kind))
         return bool(pt.is_integer(kind.field(0).type)) and _holds(kind.field(1).type, stream.dtype)
     kind = storage(kind)
+    if is_list(kind) and len(stream.shape) == 1:  # lists of one length, which is seen as they are read
+        return _holds(kind.value_type, stream.dtype)
     if is_fixed(kind):
         return prod(stream.shape) == kind.list_size and stream.shape != () and _holds(kind.value_type, stream.dtype)
     return stream.shape == () and _holds(kind, stream.dtype)

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from ..errors import ConfigError, DataError, unknown
 from .categories import DOT, shown
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
-NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def inner(column: str) -> str:
@@ -85,12 +83,14 @@ def _dtype_name(dtype: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Pick:
+class MadeOf:
     """A stream, and the columns that it is made of: one, or several numbers side by side."""
 
     stream: Stream
     columns: tuple[str, ...]
-    stacked: bool = False
+    stacked: bool
+    casts: bool
+    """Whether a column has another dtype than the stream."""
 
 
 class Selection:
@@ -135,14 +135,10 @@ class Selection:
                 raise DataError(f"{where}: {unknown('column', name, held)}")
         return [name for name in held if name in asked]
 
-    def picks(
-        self,
-        streams: Sequence[Stream],
-        texts: Sequence[str],
-        where: object,
-        indicators: Mapping[str, Sequence[str]] = NOTHING,
-    ) -> "Picks":
-        """Chooses among the streams of a file; `texts` are the columns of strings among them.
+    def made_of(
+        self, streams: Sequence[Stream], texts: Sequence[str], where: object, indicators: Mapping[str, Sequence[str]]
+    ) -> list[MadeOf]:
+        """What is made of the columns of a file; `texts` are the columns of strings among them.
 
         `indicators`: streams that say where nulls were, and the columns that they are made of.
         """
@@ -156,38 +152,28 @@ class Selection:
             stream = _stacked(name, [known[c] for c in columns], texts, where) if stacked else known[columns[0]]
             _refuse_dots(name, where)
             dtype = self.dtypes.get(name, stream.dtype)
-            found.append(
-                Pick(Stream(name, stream.shape, dtype, stream.layout, stream.sequence), tuple(columns), stacked)
-            )
-        if twice := _twice([pick.stream.name for pick in found]):
+            casts = any(known[column].dtype != dtype for column in columns)
+            stream = Stream(name, stream.shape, dtype, stream.layout, stream.sequence)
+            found.append(MadeOf(stream, tuple(columns), stacked, casts))
+        if twice := _twice([made.stream.name for made in found]):
             raise ConfigError(
                 f"nulls=: the stream {twice[0]!r} is to say where nulls are, and columns= has a stream of this name. "
                 "Name that one otherwise."
             )
         for name in self.dtypes:
-            if name not in [pick.stream.name for pick in found]:
-                raise ConfigError(f"dtypes=: {unknown('stream', name, [pick.stream.name for pick in found])}")
-        return Picks(found)
-
-
-class Picks:
-    """Makes the selected streams from the columns of a file."""
-
-    def __init__(self, picks: Sequence[Pick]) -> None:
-        self._picks = picks
-        self._dtypes = [torch_dtype(pick.stream.dtype) for pick in picks]
-        self.streams = tuple(pick.stream for pick in picks)
-
-    def column_of(self, stream: str) -> str:
-        return next(pick.columns[0] for pick in self._picks if pick.stream.name == stream)
-
-    def __call__(self, fields: Mapping[str, Any], where: Callable[[int], str]) -> dict[str, Field]:
-        found: dict[str, Field] = {}
-        for pick, dtype in zip(self._picks, self._dtypes, strict=True):
-            name = pick.stream.name
-            columns = [cast(fields[column], dtype, name, where) for column in pick.columns]
-            found[name] = torch.stack(columns, 1) if pick.stacked else columns[0]
+            if name not in [made.stream.name for made in found]:
+                raise ConfigError(f"dtypes=: {unknown('stream', name, [made.stream.name for made in found])}")
         return found
+
+
+def make_streams(made: Sequence[MadeOf], fields: Mapping[str, Any], where: Callable[[int], str]) -> dict[str, Field]:
+    """Makes streams of the columns of a file; `where` tells where a row is, for messages."""
+    found: dict[str, Field] = {}
+    for each in made:
+        name, dtype = each.stream.name, torch_dtype(each.stream.dtype)
+        columns = [cast(fields[column], dtype, name, where) for column in each.columns]
+        found[name] = torch.stack(columns, 1) if each.stacked else columns[0]
+    return found
 
 
 def cast(field: Any, dtype: torch.dtype, name: str, where: Callable[[int], str]) -> Any:

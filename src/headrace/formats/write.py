@@ -118,8 +118,8 @@ def _warn_of_lost_strings(data: Any, path: Path) -> None:
 
 def _not_rows(data: Any) -> str:
     return (
-        f"expected a Table, or Batches one after the other, got a {type(data).__name__}. ArrayTable, from_pandas and "
-        "from_arrow make a table of what is in memory; of a Reader, write the table that it reads."
+        f"expected a Table, or Batches one after the other, got a {type(data).__name__}. hr.ArrayTable and "
+        "hr.open_table(frame) make tables of what is in memory; of a Reader, write the table that it reads."
     )
 
 

@@ -15,9 +15,10 @@ from ..adapters.adapt import as_data, as_table
 from ..adapters.passes import hugging_kind
 from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
+from ..data.encoding import Encoding
 from ..data.maps import owned
 from ..data.reader import Reader, ReaderOfOnePass
-from ..data.source import Categories, Source, Table
+from ..data.source import Source, Table
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
 from ..formats.frames import is_frame
@@ -26,7 +27,7 @@ from ..loss.elements import L2Prior
 from ..loss.no_loss import ByTrainStep, NoLoss
 from ..loss.objective import Objective, as_objective, losses_of, module_of
 from . import check
-from .weights import categories_of, remember_categories
+from .weights import encoding_of, remember_encoding
 
 OptimizerLike = Optimizer | list[Optimizer] | Callable[[Iterable[nn.Parameter]], Optimizer | list[Optimizer]]
 Optimizers = Mapping[str, Optimizer | list[Optimizer] | tuple[Optimizer, str]]
@@ -41,18 +42,18 @@ def source_on(
     order: str = "none",
     seed: int = 0,
     like: Source | None = None,
-    categories: Categories | None = None,
+    encoding: Encoding | None = None,
     resumes: bool = False,
 ) -> Source:
     """Data as a source for a device; `name` is what errors call it. What fits into a GPU is moved there once.
 
     `resumes`: its place is saved with a run, with the fingerprint of the data, which takes time for large ones.
 
-    Where batches of the training data, `like`, count items, those of this table do so too. Strings are read by the
-    `categories` of the training.
+    Where batches of the training data, `like`, count items, those of this table do so too. Files and frames are read
+    as those data were whose `encoding` is given.
     """
     try:
-        table = as_data(data, categories if like is None else like.read_by)
+        table = as_data(data, encoding if like is None else like.encoding)
         if isinstance(table, Source):
             return table
         if not len(table):
@@ -77,13 +78,13 @@ def batch_for(model: nn.Module, batch: Any) -> Batch:
             "a list is several batches, and one is expected. Give x and y as a tuple, (x, y), what a DataLoader gives "
             "as tuple(batch), and samples as hr.samples([...])."
         )
-    known = categories_of(model)
+    known = encoding_of(model)
     table = as_table(batch, known)
-    check.same_categories(known, table.read_by, "batch")
+    check.same_encoding(known, table.encoding, "batch")
     if table.augments:
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
     if known is None:
-        remember_categories(model, table.read_by or None)
+        remember_encoding(model, table.encoding)
     rows = table.rows(0, len(table))
     return owned(rows) if table.aliases else rows  # the model may write into its batch
 

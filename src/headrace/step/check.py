@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
+from ..data.encoding import Encoding
 from ..data.ragged import Ragged
-from ..data.read_by import nulls_of
 from ..data.reader import Reader
-from ..data.source import Categories, Source
+from ..data.source import Source
 from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
@@ -258,9 +258,9 @@ def _is_float(stream: Stream) -> bool:
     return "float" in stream.dtype
 
 
-def same_categories(
-    known: Categories | None,
-    held: Categories | None,
+def same_encoding(
+    known: Encoding | None,
+    held: Encoding | None,
     name: str,
     other: str = "the training data",
     owner: str = "trainer",
@@ -271,8 +271,8 @@ def same_categories(
     """
     if known is None or held is None:
         return
-    for stream in sorted(known.keys() & held.keys()):
-        there, here = list(known[stream]), list(held[stream])
+    for stream in sorted(known.names & held.names):
+        there, here = list(known.categories.get(stream, ())), list(held.categories.get(stream, ()))
         if not here or there == here:
             continue
         facts, remedy = "there they are numbers, here strings", "Give numbers here, or the strings there, too."
@@ -286,7 +286,7 @@ def same_categories(
                 f"categories={{{stream!r}: {owner}.categories[{stream!r}]}}."
             )
         raise DataError(f"the {name} data have other categories in {stream!r} than {other}: {facts}. {remedy}")
-    fills, filled = nulls_of(known), nulls_of(held)
+    fills, filled = known.nulls, held.nulls
     for stream in sorted(fills.keys() & filled.keys()):
         if fills[stream] != filled[stream]:
             raise DataError(

@@ -9,17 +9,16 @@ from torch import Tensor, nn
 
 from ..arena.sharding import fitted
 from ..arena.vectors import plain_name
-from ..data.read_by import ReadBy
-from ..data.source import Categories
-from ..errors import CheckpointError, ConfigError, CorruptError, RunError
-from ..formats.nulls import nulls_in
+from ..data.encoding import Encoding
+from ..errors import CheckpointError, RunError
+from ..formats.documents import encoding_in
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.run import CHECKPOINTS, run_id
 from ..store.shape import COUNT, check, maybe
 
-_CATEGORIES = "_headrace_categories"  # an attribute of the model: copies of it, and other trainers, know them too
+_ENCODING = "_headrace_encoding"  # an attribute of the model: copies of it, and other trainers, know them too
 
 
 def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None = None, strict: bool = True) -> int:
@@ -53,39 +52,27 @@ def give_weights(model: nn.Module, contents: Contents, run: str | Path, strict: 
             )
         saved = fits
     document = contents.document(TRAINER)
-    known = as_categories(document.get("categories"), document.get("nulls"))
+    known = as_encoding(document.get("encoding"))
     load_model(model, saved, strict=False)
-    remember_categories(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
+    remember_encoding(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
 
 
-def remember_categories(model: nn.Module, categories: Categories | None) -> None:
-    """A model has been trained on streams whose numbers stand for these strings, or nobody knows for which."""
-    model.__dict__[_CATEGORIES] = categories
+def remember_encoding(model: nn.Module, encoding: Encoding | None) -> None:
+    """A model has been trained on data that were read so, or nobody knows how."""
+    model.__dict__[_ENCODING] = encoding
 
 
-def categories_of(model: nn.Module) -> Categories | None:
-    """For each stream that a model was trained on the strings that its numbers stand for; `None` if nothing is known.
+def encoding_of(model: nn.Module) -> Encoding | None:
+    """How the data were read that a model was trained on; `None` if it is not known.
 
-    Those of a part of it count, where the model itself has not been trained.
+    That of a part of it counts, where the model itself has not been trained.
     """
-    return next((m.__dict__[_CATEGORIES] for m in model.modules() if _CATEGORIES in m.__dict__), None)
+    return next((m.__dict__[_ENCODING] for m in model.modules() if _ENCODING in m.__dict__), None)
 
 
-def as_categories(saved: Any, nulls: Any = None) -> Categories | None:
-    """Categories as a checkpoint holds them, and what stands for nulls."""
-    if saved is None:
-        return None
-    found = codec.decode(saved, {})
-    lists = found.values() if isinstance(found, Mapping) else [None]
-    if not all(isinstance(strings, list) and all(isinstance(s, str) for s in strings) for strings in lists):
-        raise CorruptError("the checkpoint has categories that are no lists of strings.")
-    if nulls is None:
-        return dict(found)
-    fills = codec.decode(nulls, {})
-    try:
-        return ReadBy(found, {name: fills[name] for name in nulls_in(fills)})
-    except ConfigError as error:
-        raise CorruptError(f"the checkpoint has nulls that nothing could stand for: {error}") from None
+def as_encoding(saved: Any) -> Encoding | None:
+    """An encoding as a checkpoint holds it."""
+    return None if saved is None else encoding_in(codec.decode(saved, {}))
 
 
 def saved_weights(run: Path, which: str | int | None) -> Contents:

@@ -78,8 +78,7 @@ PARTS: dict[str, Shape] = {
     "config": DICT,
     "limits": each(NUMBER),
     "machine": DICT,
-    "categories": ANY,
-    "nulls": ANY,
+    "encoding": ANY,
     "data": maybe(DICT),
 }
 """The parts that all workers have in common, beside "model", which is a file of tensors."""

@@ -17,7 +17,7 @@ from ..step import config, evaluate
 from ..step.arguments import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted
 from ..step.unsaved import UnsavedOptimizers
-from ..step.weights import categories_of, remember_categories
+from ..step.weights import encoding_of, remember_encoding
 from ..store import rng
 from ..store.run import compare_machine
 from ..watch.info import Info, expected
@@ -188,7 +188,7 @@ class Loop:
         self._checkpointer.begin(info, trainer.updates.nbytes)
         last = trainer.last_training
         last.history, last.streams, last.trained_on = info.history, None, train.streams
-        remember_categories(trainer.model, self._at.categories)
+        remember_encoding(trainer.model, self._at.encoding)
         self._tasks.call("on_fit_start", info)
         self._checkpointer.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
         return resumed
@@ -201,13 +201,13 @@ class Loop:
         """
         trainer = self._trainer
         last = trainer.last_training
-        before, categories = (last.history, last.streams), categories_of(trainer.model)
+        before, encoding = (last.history, last.streams), encoding_of(trainer.model)
         groups = [(group, dict(group), float(group["lr"])) for group in groups_of(trainer.optimizers.values())]
         try:
             yield
         except BaseException:
             last.history, last.streams = before
-            remember_categories(trainer.model, categories)
+            remember_encoding(trainer.model, encoding)
             for group, settings, rate in groups if not self._loaded else ():
                 group.clear()
                 group.update(settings)

@@ -19,7 +19,7 @@ from ..loss.objective import Supervised, measured_by, scoring
 from ..loss.outcome import Outcome, as_outcome
 from ..step import check, evaluate
 from ..step.arguments import data_sets, source_on
-from ..step.weights import categories_of
+from ..step.weights import encoding_of
 from ..store import rng
 from ..watch.callback import Callback
 from ..watch.passes import PassCallbacks
@@ -144,11 +144,11 @@ def _once(
 def _source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
     """Data for one pass, checked; `name` is what errors call them."""
     check.positive("batch_size", batch_size, whole=True)
-    known = categories_of(trainer.model)
-    source = source_on(data, trainer.device, name, categories=known)
+    known = encoding_of(trainer.model)
+    source = source_on(data, trainer.device, name, encoding=known)
     check.positive("limit", limit, whole=True)
     check.ends(source, name, limit)
-    check.same_categories(known, source.read_by, name)
+    check.same_encoding(known, source.encoding, name)
     return source
 
 

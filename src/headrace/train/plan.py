@@ -67,7 +67,7 @@ class Plan:
             if name != "train":
                 check.ends(source, name)
                 check.another(source, self.train, name)
-            check.same_categories(self.train.read_by, source.read_by, name, owner="train")
+            check.same_encoding(self.train.encoding, source.encoding, name, owner="train")
             if scan:
                 check.finite(source, name)
         columns = {name: check.columns_of(source) for name, source in given.items()}

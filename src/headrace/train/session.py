@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from ..arena.vectors import plain_name
 from ..data.batch import Stream
-from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
-from ..data.source import Categories, Source
+from ..data.source import Source
 from ..errors import CheckpointError, ConfigError, DataError
+from ..formats.documents import document_of
 from ..length import Counters
 from ..loss.objective import measured_by
 from ..loss.outcome import LossSums
 from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
-from ..step.check import same_categories
+from ..step.check import same_encoding
 from ..step.frozen import Frozen
 from ..step.unsaved import UnsavedOptimizers
 from ..step.updates import Updates
-from ..step.weights import as_categories, check_model, load_model
+from ..step.weights import as_encoding, check_model, load_model
 from ..store import rng
 from ..store.run import machine
 from ..watch.history import History
@@ -81,8 +81,8 @@ class Session:
         """Whether all of them have been done."""
         self.initial = copy.deepcopy(plan.train.state_dict())
         """Where the source stood at first, and is rewound to."""
-        self.categories = _lists(plan.train.read_by)
-        """For each stream of the training data the strings that its numbers stand for; `None` if it does not know."""
+        self.encoding = plan.train.encoding
+        """How the training data were read; `None` if it is not known."""
         self.cursor = self.initial
         """Where the source stood after the last batch that was used."""
         self.round: dict[str, Any] | None = None
@@ -161,8 +161,7 @@ class Session:
             "config": self.settings,
             "limits": config.of_limits(info.limits),
             "machine": machine(self.trainer.device),
-            "categories": self.categories,
-            "nulls": dict(nulls_of(self.categories)) or None,
+            "encoding": None if self.encoding is None else document_of(self.encoding),
             "data": _description_of(self.plan.train, self.trainer),
         }
 
@@ -231,8 +230,7 @@ class Session:
                 raise
             common["frozen"] = {"owners": common["frozen"]["owners"]}
         try:
-            saved = as_categories(common["categories"], common["nulls"])
-            same_categories(saved, self.categories, "train", "those of the run")
+            same_encoding(as_encoding(common["encoding"]), self.encoding, "train", "those of the run")
         except DataError as error:
             if not resumed.override:
                 raise
@@ -324,13 +322,6 @@ class Session:
             )
 
 
-def _lists(categories: Categories | None) -> Categories | None:
-    if categories is None:
-        return None
-    lists = {stream: [*map(str, strings)] for stream, strings in categories.items()}
-    return read_by_of(ReadBy(lists, nulls_of(categories)))
-
-
 def _reordered(cursor: Any, now: Any) -> Any:
     """A cursor at the same place of another order, or of files that have changed, where `override` allows that."""
     if not isinstance(cursor, dict) or not isinstance(now, dict):
@@ -347,4 +338,5 @@ def _description_of(train: Source, trainer: Trainer) -> dict[str, Any] | None:
     from ..formats.described import description_of  # only here: it imports what reads files
 
     call = next(iter(trainer.eval_objectives.values())).call
-    return description_of(reader.table, call.targets, config.plain(call.inputs))
+    names = [stream.name for stream in reader.streams if stream.name not in call.targets]
+    return description_of(reader.table, names if call.inputs is None else config.plain(call.inputs))

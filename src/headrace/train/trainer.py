@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..data.batch import Batch
-from ..data.read_by import nulls_of
+from ..data.encoding import Encoding
 from ..data.staging import BatchSize, Sizes
 from ..errors import ConfigError, DataError
 from ..length import Length, whole
@@ -36,7 +36,7 @@ from ..step.settings import Settings
 from ..step.signals import Signals
 from ..step.updates import Updates
 from ..step.use import Use, one_thread
-from ..step.weights import categories_of
+from ..step.weights import encoding_of
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
@@ -210,12 +210,17 @@ class Trainer:
     @property
     def categories(self) -> dict[str, list[str]]:
         """What the numbers of streams of strings stand for: in the model's last `fit`, or in the run of its weights."""
-        return {stream: list(strings) for stream, strings in (categories_of(self.model) or {}).items() if strings}
+        return {stream: list(strings) for stream, strings in (self.encoding or Encoding()).categories.items()}
 
     @property
     def nulls(self) -> dict[str, Any]:
         """What stood for the nulls of each stream in the training, as `open_table` takes it; the run keeps it too."""
-        return dict(nulls_of(categories_of(self.model)))
+        return dict((self.encoding or Encoding()).nulls)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How the data of the training were read; `None` if it is not known."""
+        return encoding_of(self.model)
 
     @property
     def has_own_train_step(self) -> bool:

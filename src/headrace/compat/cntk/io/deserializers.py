@@ -13,7 +13,7 @@ from ....data.batch import Stream
 from ....data.ragged import Ragged
 from ....data.source import Table
 from ....errors import ConfigError, SourceError
-from ....formats.table import open_ctf
+from ....formats.text import open_ctf
 from .._native import hint
 from ..core import is_scipy, offsets_of, sequences_of
 from ..variables import as_shape

@@ -1,0 +1,91 @@
+"""Opens data as other data were read: the same columns, dtypes, categories and values for nulls."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.batch import Stream
+from ..data.encoding import Encoding
+from ..data.source import Table
+from ..errors import DataError
+from .encode import Request
+from .files import column_names, open_by
+from .frames import is_frame, where_of
+from .nulls import indicated
+from .select import Selection, are_numbers, begins_with_numbers, no_names
+
+
+def open_like(data: Any, like: Encoding, required: Collection[str] = (), left_out: Collection[str] = ()) -> Table:
+    """Opens files or a frame as the data were read whose encoding is `like`.
+
+    Columns that those had not are left out, and so are streams of which columns are missing, unless they are
+    `required`, and streams that are `left_out`. Data whose columns have other names are read as the only stream that
+    is required, all columns side by side, if there are as many as that stream has numbers.
+    """
+    where = where_of(data) if is_frame(data) else str(data)
+    if str(data).lower().endswith((".ctf", ".ctf.gz")) and isinstance(data, str | Path):
+        from .text import open_ctf
+
+        return open_ctf(data, [stream for stream in like.streams if stream.name not in left_out])
+    if like.maps:
+        raise DataError(
+            f"the training data were changed by map({', '.join(like.maps)}), and {where} would be read without that. "
+            "Open it and map it: hr.map(hr.open_table(path, ...), function)."
+        )
+    there = column_names(data)
+    made = indicated(like.nulls)  # streams that no column is, but another one's nulls
+    required = {made.get(name, name) for name in required}
+    columns = {name: of for name, of in _columns(like, there, required, where).items() if name not in made}
+    for stream in columns.keys() & required:
+        if lost := [column for column in columns[stream] if column not in there]:
+            if are_numbers(there):
+                raise DataError(no_names(where))
+            raise DataError(
+                f"{where} has no column {lost[0]!r} for the stream {stream!r}, as the training data have. "
+                f"It has: {', '.join(sorted(there))}."
+            )
+    kept = {name: of for name, of in columns.items() if name not in left_out and set(of) <= set(there)}
+    if not kept:
+        raise DataError(
+            f"{where} has none of the columns of the training data, {', '.join(sorted(_all(columns)))}. "
+            f"It has: {', '.join(sorted(there))}."
+        )
+    streams = [stream for stream in like.streams if stream.name in kept]
+    beside = _beside(like, there)
+    chosen = {name: of[0] if len(of) == 1 and name not in beside else of for name, of in kept.items()}
+    selection = Selection(chosen, {stream.name: stream.dtype for stream in streams})
+    nulls = {name: value for name, value in like.nulls.items() if name in kept}
+    categories = {name: strings for name, strings in like.categories.items() if name in kept}
+    declared = tuple(stream for stream in streams if stream.layout == "sparse")
+    return open_by(data, Request(selection, {}, declared, like=Encoding(categories=categories, nulls=nulls)))
+
+
+def _all(columns: Mapping[str, Sequence[str]]) -> set[str]:
+    return {column for of in columns.values() for column in of}
+
+
+def _columns(like: Encoding, there: Sequence[str], required: Collection[str], where: str) -> dict[str, list[str]]:
+    """Which columns are to become which streams."""
+    if like.columns is not None:
+        return {name: [of] if isinstance(of, str) else list(of) for name, of in like.columns.items()}
+    names = [stream.name for stream in like.streams]
+    columns = {name: [name] for name in names}
+    given = [stream for stream in like.streams if stream.name in required]
+    others = [name for name in there if name not in names]
+    if len(given) == 1 and given[0].name not in there and _fits(given[0], others):
+        if begins_with_numbers(there):
+            raise DataError(no_names(where))
+        columns[given[0].name] = others
+    return columns
+
+
+def _beside(like: Encoding, there: Sequence[str]) -> set[str]:
+    """The streams whose rows are vectors, be they of a single column."""
+    if like.columns is not None:
+        return {name for name, of in like.columns.items() if not isinstance(of, str)}
+    return {stream.name for stream in like.streams if stream.shape == (1,)}
+
+
+def _fits(stream: Stream, columns: Sequence[str]) -> bool:
+    """Whether columns may be this stream: one is, whatever its name; several are as many as its rows have numbers."""
+    return len(columns) == 1 or stream.shape == (len(columns),)

@@ -1,0 +1,80 @@
+"""JSON lines: keys are columns, and lists are sequences, or vectors where that is declared."""
+
+import gzip
+from pathlib import Path
+
+import pyarrow.csv
+import pytest
+
+import headrace as hr
+from headrace.formats import paths, read
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+LINES = [
+    '{"x": [1.0, 2.0], "words": [3, 1], "y": "yes", "n": 1}',
+    '{"y": "no", "n": 2, "x": [3.0, 4.5], "words": []}',
+    '{"x": [5.0, 6.0], "words": [2], "y": "yes", "n": 3}',
+]
+
+
+def write(name: str = "t.jsonl", lines: list[str] = LINES) -> str:
+    text = ("\n".join(lines) + "\n").encode()
+    Path(name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return name
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.ndjson", "t.jsonl.gz"])
+@pytest.mark.parametrize("memory_bytes", [None, 0])
+def test_keys_are_columns(name: str, memory_bytes: int | None, tmp_path: Path) -> None:
+    vectors = [hr.Stream("x", (2,), "float64")]
+    table = hr.open_table(write(name), streams=vectors, memory_bytes=memory_bytes, cache=tmp_path)
+    assert sorted(str(stream) for stream in table.streams) == [
+        "n: int64[]",
+        "words: sequences of int64[]",
+        "x: float64[2]",
+        "y: int64[]",
+    ]
+    rows = table.rows(0, 3)
+    assert rows["x"].tolist() == [[1, 2], [3, 4.5], [5, 6]]
+    assert [row.tolist() for row in rows["words"]] == [[3, 1], [], [2]]
+    assert [table.categories["y"][code] for code in rows["y"].tolist()] == ["yes", "no", "yes"]
+
+
+def test_columns_are_chosen_and_other_files_are_read_alike() -> None:
+    table = hr.open_table(write(), columns=["y", "n"], dtypes={"n": "float32"})
+    other = hr.open_table(write("o.jsonl", ['{"n": 7, "y": "yes", "z": 1}']), like=table)
+    assert [str(stream) for stream in other.streams] == ["y: int64[]", "n: float32[]"]
+    assert other.rows(0, 1)["y"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"x": 1}', '{"x": }'], r"t\.jsonl cannot be read: JSON parse error"),
+        (['{"x": 1}', "{}"], r"column 'x' of t\.jsonl has 1 nulls, the first in row 1"),
+        (['{"x": [1, 2]}', '{"x": [1]}'], r"column 'x' of t\.jsonl, row 1: a list of 1 items, expected x: int64\[2\]"),
+        (['{"x": {"a": 1}}'], r"column 'x' of t\.jsonl: expected x: int64\[2\], got struct"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_where_it_stands(lines: list[str], message: str) -> None:
+    streams = [hr.Stream("x", (2,), "int64")] if "[" in lines[0] or "{" in lines[0][1:] else None
+    with pytest.raises(hr.DataError, match=message):
+        hr.open_table(write(lines=lines), streams=streams).rows(0, len(lines))
+
+
+def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(paths.SUFFIXES, ".events", "")  # both are as they were after the test
+    monkeypatch.setitem(read.READERS, ".events", None)
+    paths.SUFFIXES.pop(".events")
+    hr.add_format(".events", pyarrow.csv.read_csv)
+    Path("a.events").write_text("x,kind\n1,u\n")
+    Path("b.events").write_text("x,kind\n2,v\n3,u\n")
+    table = hr.open_table("*.events", dtypes={"x": "float32"})
+    assert table.rows(0, 3)["x"].tolist() == [1, 2, 3]
+    assert table.categories == {"kind": ["u", "v"]}
+    with pytest.raises(hr.DataError, match=r"b\.events: unknown column 'z'"):
+        hr.open_table("b.events", columns=["z"])
+    for suffix in ("events", ".a.b", ".csv"):
+        with pytest.raises(hr.ConfigError, match=r"add_format\(\)"):
+            hr.add_format(suffix, pyarrow.csv.read_csv)

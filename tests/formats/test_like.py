@@ -1,0 +1,103 @@
+"""Whatever data are given later are read as the training data were: columns, dtypes, categories, values for nulls."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit.late import pandas as pd
+
+import headrace as hr
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+ROWS = ["wide,high,kind,note", "1,2,a,u", "2,,b,v", "3,4,b,w", "4,5,a,x"]
+OTHERS = ["note,kind,high,wide", "q,b,5,4", "r,b,,3"]
+
+
+class Flowers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(self.linear.weight, 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x)
+        return result
+
+
+def trainer() -> hr.Trainer:
+    model = Flowers()
+    return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=4)
+
+
+def write(name: str, lines: list[str]) -> str:
+    Path(name).write_text("\n".join(lines) + "\n")
+    return name
+
+
+def table(name: str) -> hr.Table:
+    columns: dict[str, Any] = {"x": ["wide", "high"], "y": "kind"}
+    return hr.open_table(name, columns=columns, dtypes={"x": "float32"}, nulls={"x": [9.0, 3.0]})
+
+
+@pytest.fixture
+def fitted() -> hr.Trainer:
+    made = trainer()
+    made.fit(table(write("train.csv", ROWS)), val=write("val.csv", OTHERS), epochs=1, run="run", progress=False)
+    return made
+
+
+def test_a_path_or_a_frame_is_read_by_the_columns_dtypes_and_fills_of_the_training(fitted: hr.Trainer) -> None:
+    expected = fitted.predict(torch.tensor([[4.0, 5.0], [3.0, 3.0]]))
+    assert torch.equal(fitted.predict("val.csv"), expected)
+    assert torch.equal(fitted.predict(pd.read_csv("val.csv")), expected)
+    assert torch.equal(fitted.predict(pd.read_csv("val.csv").drop(columns="kind")), expected)
+    pd.read_csv("val.csv").to_parquet("val.parquet")
+    assert torch.equal(fitted.predict("val.parquet"), expected)
+    labels = torch.tensor([1, 1])
+    by_hand = fitted.validate((torch.tensor([[4.0, 5.0], [3.0, 3.0]]), labels))
+    assert fitted.validate("val.csv") == by_hand
+    assert fitted.validate(pd.read_csv("val.csv")) == by_hand
+
+
+def test_a_run_and_a_model_know_how_the_data_were_read(fitted: hr.Trainer) -> None:
+    expected = fitted.predict("val.csv")
+    loaded = hr.load("run", trainer())
+    assert torch.equal(loaded.trainer.predict("val.csv"), expected)
+    assert torch.equal(loaded.predict("val.csv").columns["output"], expected)  # type: ignore[arg-type]
+    assert loaded.trainer.encoding == fitted.encoding
+    assert loaded.trainer.categories == {"y": ["a", "b"]}
+    other = hr.Trainer(fitted.model, hr.CrossEntropy(), torch.optim.SGD(fitted.model.parameters(), 0.1))
+    assert torch.equal(other.predict("val.csv"), expected)
+
+
+def test_a_file_without_the_target_is_read_too(fitted: hr.Trainer) -> None:
+    write("new.csv", ["high,wide", "5,4", ",3"])
+    assert torch.equal(fitted.predict("new.csv"), fitted.predict("val.csv"))
+
+
+def test_columns_of_a_frame_beside_an_array_are_found_by_their_names() -> None:
+    frame = pd.DataFrame({"wide": [1.0, 2.0], "Sepal.High": [3.0, 4.0]})
+    made = hr.Trainer(torch.nn.Linear(2, 1).double(), hr.MSE(), lambda p: torch.optim.SGD(p, 0.01))
+    made.fit((frame, torch.zeros(2, 1).double()), epochs=1, progress=False)
+    turned = frame[["Sepal.High", "wide"]]
+    labels = torch.zeros(2, 1).double()
+    assert made.validate((turned, labels)) == made.validate((frame, labels))
+    torch.testing.assert_close(made.predict(turned), made.predict(torch.tensor(frame.to_numpy())))
+    with pytest.raises(hr.DataError, match="this frame has no column 'wide', as the training data have"):
+        made.validate((frame.drop(columns="wide"), labels))
+
+
+def test_a_file_is_not_read_without_what_a_map_did_to_the_training_data() -> None:
+    made = trainer()
+    half = hr.map(table(write("train.csv", ROWS)), lambda rows: {**rows, "x": rows["x"] / 2})  # type: ignore[operator]
+    made.fit(half, epochs=1, progress=False)
+    with pytest.raises(hr.DataError, match=r"changed by map\(.*\), and train\.csv would be read without that"):
+        made.predict("train.csv")
+
+
+def test_a_file_with_none_of_the_columns_is_refused(fitted: hr.Trainer) -> None:
+    write("other.csv", ["a,b", "1,2"])
+    with pytest.raises(hr.DataError, match=r"other\.csv has none of the columns of the training data, high, kind, w"):
+        fitted.predict("other.csv")
