@@ -25,7 +25,12 @@ PARTS = {
 }
 """The pages of the reference: by the name of the file, the title and the modules. What is in none is the trainer's."""
 
-TOP = "<!-- Made from the source by scripts/docs: change scripts/pages.py, not this file. -->\n"
+TOP = """---
+search:
+  boost: 0.3
+---
+<!-- Made from the source by scripts/docs: change scripts/pages.py, not this file. -->
+"""
 
 
 def main() -> None:

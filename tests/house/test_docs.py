@@ -87,7 +87,12 @@ def test_every_page_is_in_the_navigation_and_no_other() -> None:
 def test_the_site_needs_nothing_from_elsewhere() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
-    assert not re.search(r"https?://(?!github\.com)", (ROOT / "mkdocs.yml").read_text())
+    assert not re.search(r"https?://(?!github\.com|headrace\.github\.io)", (ROOT / "mkdocs.yml").read_text())
+
+
+def test_the_site_and_the_citation_name_the_version() -> None:
+    assert f"headrace {headrace.__version__}," in (ROOT / "mkdocs.yml").read_text()
+    assert f"version: {headrace.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_every_public_name_is_told_of_by_hand() -> None:
@@ -234,14 +239,15 @@ def test_every_argument_of_the_trainer_is_explained_on_its_page(call: Any) -> No
 def test_the_site_that_was_built_has_every_page_and_asks_nobody_else_for_anything() -> None:
     """`scripts/check` builds it before the tests, and fails on whatever mkdocs warns of."""
     sources = [ROOT / "mkdocs.yml", *(path for path in DOCS.rglob("*") if path.is_file())]
-    built = {page.stem: page for page in (ROOT / "build" / "site").glob("*.html")}
+    site = ROOT / "build" / "site"
+    built = {page.relative_to(site).with_suffix(""): page for page in site.rglob("*.html")}
     if not built or max(map(changed, sources)) > max(map(changed, built.values())):
         pytest.skip("scripts/check has not built the site since the documents changed")
-    assert built.keys() == {page.stem for page in PAGES} | {"404"}
+    assert built.keys() == {page.relative_to(DOCS).with_suffix("") for page in PAGES} | {Path("404")}
     for page in built.values():
-        fetched = re.findall(
-            r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(https?:[^\"' >]+)", page.read_text()
-        )
+        tags = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())
+        tags = [tag for tag in tags if not re.search(r"rel=[\"']?canonical", tag)]
+        fetched = [tag for tag in tags if re.search(r"(?:src|href)=[\"']?https?:", tag)]
         assert fetched == [], page.name
 
 

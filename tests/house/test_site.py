@@ -1,0 +1,80 @@
+"""The documentation as a browser shows it: on a wide screen and on a phone, by day and by night."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from kit.browser import DARK, chromium, dom, shoot
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+SHOTS = ROOT / "build" / "screenshots"
+PAGES = ("index.html", "trainer.html", "switch.html", "report.html", "reference/trainer.html")
+WIDE = """<script>window.addEventListener("load", () => {
+document.title = document.documentElement.scrollWidth + " of " + window.innerWidth; })</script></body>"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as scripts/check builds it."""
+    made = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(made)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_a_wide_screen_and_a_phone_by_day_and_by_night(page: str, site: Path, address: str) -> None:
+    chromium()
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    for width in (1280, 390):
+        grounds = []
+        for name, options in (("light", ()), ("dark", (DARK,))):
+            picture = SHOTS / f"{page.replace('/', '-').removesuffix('.html')}-{width}-{name}.png"
+            assert shoot(f"{address}/{page}", picture, width, 1600, *options) == [], "nothing is said to the console"
+            with Image.open(picture) as image:
+                grounds.append(sum(image.convert("RGB").getpixel((3, 1500))))  # type: ignore[arg-type]
+        assert grounds[0] > 600 > 200 > grounds[1], "light by day, and dark by night"
+    probe = site / page.replace(".html", "-probe.html")
+    probe.write_text((site / page).read_text().replace("</body>", WIDE))
+    html, _ = dom(f"{address}/{page.replace('.html', '-probe.html')}", "--window-size=500,900")
+    ((content, window),) = re.findall(r"<title>(\d+) of (\d+)</title>", html)
+    assert int(content) <= int(window), "nothing but code and tables scrolls sideways"
+
+
+@pytest.mark.slow
+def test_the_search_ranks_guides_above_the_reference(site: Path) -> None:
+    documents = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    boosts = {each["location"].partition("#")[0]: each.get("boost", 1) for each in documents}
+    assert len(boosts) > 30
+    assert {page for page, boost in boosts.items() if boost < 1} == {
+        page for page in boosts if page.startswith("reference/")
+    }
