@@ -3,14 +3,32 @@
 import json
 import shutil
 import subprocess
-import time
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kit.recorded import EPOCHS, KINDS, ROWS, UPDATES, columns, forged, make, same, state, train
+from kit.recorded import (
+    EPOCHS,
+    KINDS,
+    POISONED_LATE,
+    ROWS,
+    UPDATES,
+    adamw,
+    columns,
+    forged,
+    make,
+    noisy,
+    plain,
+    same,
+    sgd,
+    state,
+    train,
+)
+from torch import nn
 
 import headrace as hr
 from headrace.data.order import MixOrder
@@ -101,17 +119,48 @@ def test_rows_and_when_are_those_that_were_used(read: Callable[..., Any], settin
             record.rows(1)
 
 
-def test_when_takes_no_longer_for_a_thousand_million_rows() -> None:
-    for order in (
-        hr.Order(10**9),
-        hr.Order(10**9, "blocks", block=10_000),
-        hr.Order(10**9, "blocks", block=10_000, mix=7),
-    ):
-        order.positions(0, 5)
-        start = time.perf_counter()
-        (place,) = order.positions(3, 123_456_789)
-        assert time.perf_counter() - start < 0.05  # a millisecond on a quiet machine
-        assert order.indices(3, place, place + 1)[0] == 123_456_789
+@pytest.mark.parametrize("order", [{}, {"kind": "blocks", "block": 100}, {"kind": "blocks", "block": 7, "mix": 9}])
+def test_when_looks_at_no_more_rows_if_there_are_more(order: dict[str, Any]) -> None:
+    def looked_at(rows: int) -> int:
+        """How many lines of Python it takes: a number without noise."""
+        made, lines = hr.Order(rows, **order), 0
+        made.positions(3, 5)
+
+        def count(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            (place,) = made.positions(3, rows * 2 // 3)
+        finally:
+            sys.settrace(before)
+        assert made.indices(3, place, place + 1)[0] == rows * 2 // 3
+        return lines
+
+    tracemalloc.start()
+    try:
+        assert looked_at(10**9) < 3 * looked_at(10**4) < 3000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000, "bytes: nothing is as long as the data"
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_row_is_found_below_splits_filters_and_mixes(tmp_path: Path) -> None:
+    data = columns(rows=200) | {"row": torch.arange(200)}
+    table = hr.map(hr.filter(data, lambda batch: batch["row"] % 2 == 1), lambda batch: batch)
+    parts = [hr.split(table, 0.5, 0.5)[1], hr.skip(data, 150)]
+    source = hr.mix(parts, [1, 1])
+    make("plain").fit(source, steps=1, progress=False, run=tmp_path / "run")
+    run = hr.Record(tmp_path / "run")
+    for row in (0, 7, 49, 50, 99):
+        which, number = run.origin(row, source)
+        assert which == (row >= 50)
+        assert number == int(source.table.take(torch.tensor([row]))["row"])  # type: ignore[attr-defined]
+    with pytest.raises(RunError, match="data are batches"):
+        run.origin(0, [{"x": torch.ones(2, 20), "y": torch.zeros(2, dtype=torch.int64)}])
 
 
 def test_a_mix_knows_where_every_row_stands() -> None:
@@ -150,6 +199,40 @@ def test_a_poisoned_row_is_named(kind: str, tmp_path: Path) -> None:
     assert found.exact, "the recorded loss came out bit for bit"
     assert found.rows[0].row == row
     assert f"step {step}" in str(found)
+
+
+class Twice(nn.Module):
+    """Two classifiers of the same rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = noisy(), plain()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"one": self.one(x), "other": self.other(x)}
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["one loss", "a loss for each"])
+def test_a_poisoned_row_is_named_where_there_are_several_optimizers(keyed: bool, tmp_path: Path) -> None:
+    def trainer() -> hr.Trainer:
+        torch.manual_seed(0)
+        model = Twice()
+        optimizers = {"one": adamw(model.one), "other": sgd(model.other)}
+        losses = {name: hr.CrossEntropy(output=name, weight="w") for name in optimizers}
+        given: tuple[Any, Any] = (losses, optimizers)
+        if not keyed:
+            given = (losses["one"] + losses["other"], list(optimizers.values()))
+        return hr.Trainer(model, *given, batch_size=24, inputs="x")
+
+    data = columns(poisoned=POISONED_LATE)
+    run = hr.Run(tmp_path / "run", every="7 steps", keep="all")
+    trainer().fit(data, epochs=EPOCHS, progress=False, log_every="1 step", run=run)
+    record = hr.Record(tmp_path / "run")
+    step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
+    found = record.why(step, trainer(), data)
+    assert (found.worst, found.exact) == ([POISONED_LATE], True)
+    assert len(found.rows[0].terms) == 2
+    assert bool(found.losses) is not keyed, "what would be without a row is shown for one update"
 
 
 def test_an_update_without_a_cause_names_no_row(run: Path) -> None:
@@ -312,8 +395,8 @@ def test_a_flipped_bit_is_found_with_its_file_and_step(file: str, run: Path, tmp
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [(MODEL, "0.weight"), (MODEL, "1.running_mean"), (OPTIMIZER, None)],
-    ids=["weight", "buffer", "moment"],
+    [(MODEL, "0.weight"), (MODEL, "1.running_mean"), (OPTIMIZER, None), ("rank-00000.safetensors", "rng/torch")],
+    ids=["weight", "buffer", "moment", "random state"],
 )
 def test_a_forged_checkpoint_is_found_by_training_again(file: str, name: str | None, run: Path, tmp_path: Path) -> None:
     if name is None:
@@ -328,7 +411,8 @@ def test_a_forged_checkpoint_is_found_by_training_again(file: str, name: str | N
     assert not found.ok
     wrong = [(each.start, each.stop) for each in found.stretches if each.differs]
     assert wrong[0] == (7, 14)
-    assert found.stretches[1].differs == [f"{file}: {name}"]
+    is_random = name is not None and name.startswith("rng")
+    assert found.stretches[1].differs == ["random state of worker 0" if is_random else f"{file}: {name}"]
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen here")

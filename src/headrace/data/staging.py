@@ -51,6 +51,11 @@ class Sizes:
         """The size of the first batches."""
         return self._points.first
 
+    @property
+    def largest(self) -> int:
+        """The size of the largest batches."""
+        return max([self.first, *(size for _, size in self._points.later)])
+
     def times(self, workers: int) -> "Sizes":
         """The sizes of batches that hold one of these for each worker."""
         found, found._points = copy.copy(self), copy.copy(self._points)

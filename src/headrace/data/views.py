@@ -1,6 +1,7 @@
 """Tables made of tables: one after the other, side by side, a part of one, or moved to a device."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
@@ -280,3 +281,18 @@ def plain(tables: Sequence[Table], who: str) -> None:
 def digest(*parts: object) -> str:
     text = b"\x1f".join(part if isinstance(part, bytes) else str(part).encode() for part in parts)
     return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def origin(table: Table, row: int) -> tuple[int, int]:
+    """Where a row comes from, below splits, filters and changes: which of the tables of a mix, and its number there."""
+    which = 0
+    while isinstance(table, Wrapper | Concat):
+        if isinstance(table, Concat):
+            ends = list(accumulate(map(len, table.tables)))
+            which = bisect_right(ends, row)
+            row -= ends[which] - len(table.tables[which])
+            table = table.tables[which]
+        else:
+            row = int(table.numbers[row]) if isinstance(table, View) else row
+            table = table.table
+    return which, row

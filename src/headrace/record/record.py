@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..data.reader import Reader
+from ..data.views import origin
 from ..errors import CheckpointError, RunError
 from ..step.arguments import source_on
 from ..store import disk
@@ -111,6 +112,14 @@ class Record:
     def when(self, row: int, train: Any = None) -> list[int]:
         """The updates that used a row."""
         return self.places(train).steps_of(row, self.steps)
+
+    def origin(self, row: int, train: Any) -> tuple[int, int]:
+        """Where a row comes from, below splits, filters and maps: the table of a mix, and its number there."""
+        source = source_on(train, torch.device("cpu"), "train", *self._order)
+        if not isinstance(source, Reader) or not 0 <= row < len(source.table):
+            known = f"rows 0 to {len(source.table) - 1}" if isinstance(source, Reader) else "batches, without numbers"
+            raise RunError(f"there is no row {row}: these data are {known}.")
+        return origin(source.table, row)
 
     def places(self, train: Any = None) -> Places:
         """The places of updates in the order of the rows."""

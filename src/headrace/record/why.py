@@ -85,8 +85,6 @@ class Why:
 
 def explain(record: Record, step: int, trainer: Trainer, train: Any, ahead: int, fit: Mapping[str, Any]) -> Why:
     """See `Record.why`."""
-    if len(trainer.optimizers) != 1:
-        raise RunError("why() explains updates of one optimizer.")
     first = record.before(step - 1)
     trainer.updates.change(tape=False)  # the same bits, and every output can be looked at
     before = _Before(record.at(step - 1, trainer, train, **fit)) if first == step - 1 else None
@@ -100,11 +98,9 @@ def explain(record: Record, step: int, trainer: Trainer, train: Any, ahead: int,
         loss = float(info.losses["total_loss"])
         outputs = list(info.outcome.outputs)
     assert before is not None
-    objective, numbers = next(iter(trainer.objectives.values())), record.rows(step, train)
-    batches = [batch for _, batch in outputs]
-    rows = _rows(numbers, objective, trainer.model, outputs, before.alone(objective, batches))
+    rows = _rows(record.rows(step, train), trainer, outputs, before)
     found = Why(step, loss, record.loss(step), rows, norms, _worst(rows))
-    if found.worst:
+    if found.worst and len(trainer.optimizers) == 1:
         _look_ahead(found, record, before, trainer, train, ahead)
     return found
 
@@ -124,25 +120,25 @@ class _Before:
             return [objective.outputs(self.model, batch) for batch in batches]
 
 
-def _rows(
-    numbers: Sequence[int],
-    objective: Objective,
-    model: nn.Module,
-    outputs: Sequence[tuple[Any, Batch]],
-    alone: Sequence[Any],
-) -> list[Row]:
-    """The terms of every row by itself, from the outputs of the update; none where outputs have no rows.
+def _rows(numbers: Sequence[int], trainer: Trainer, outputs: Sequence[tuple[Any, Batch]], before: _Before) -> list[Row]:
+    """The terms of every row by itself; none where outputs have no rows.
 
-    A row may make others bad, as by the statistics of batch normalisation: its share is the larger one of those in the
-    update and in a validation.
+    A row may make others bad, as by the statistics of batch normalisation: its share is the largest one of those in the
+    update and in a validation. Of several losses, the update has the outputs of one, and the others are validated.
     """
-    if not isinstance(objective, Supervised):
-        return []
     batches = [batch for _, batch in outputs]
-    trained = _terms_of_rows(objective, model, [output for output, _ in outputs], batches)
-    judged = _shares(_terms_of_rows(objective, model, alone, batches))
-    shares = map(max, _shares(trained), judged)
-    rows = [Row(int(number), share, terms) for number, share, terms in zip(numbers, shares, trained, strict=True)]
+    shares, terms = [0.0] * len(numbers), [dict[str, float]() for _ in numbers]
+    for key, objective in trainer.objectives.items():
+        if not isinstance(objective, Supervised):
+            return []
+        found = [_terms_of_rows(objective, trainer.model, before.alone(objective, batches), batches)]
+        if key == trainer.updates.scored:
+            found.append(_terms_of_rows(objective, trainer.model, [output for output, _ in outputs], batches))
+        for each in found:
+            shares = [*map(max, shares, _shares(each))]
+        for row, of_row in zip(terms, found[-1], strict=True):
+            row |= {f"{key}/{name}" if key and len(of_row) > 1 else key or name: x for name, x in of_row.items()}
+    rows = [Row(int(number), share, each) for number, share, each in zip(numbers, shares, terms, strict=True)]
     return sorted(rows, key=lambda row: -row.share)
 
 

@@ -170,6 +170,18 @@ def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int
     )
 
 
+def fits_parts(microbatch: Any, batch: int, parts: int) -> None:
+    """Raises if a part of the largest batch has more rows than pass the model at once."""
+    most = -(-batch // parts)
+    if isinstance(microbatch, int) and microbatch < most:
+        raise ConfigError(
+            f"microbatch={microbatch} is less than the {most} rows of a part of the largest batch, of {batch}. A part "
+            f"passes the model at once, since its bits depend on all its rows: use more than parts={parts}, or a "
+            "larger microbatch.",
+            argument="microbatch",
+        )
+
+
 def can_score(scorers: Mapping[str, Objective]) -> None:
     """Raises if there is no loss to score data with."""
     if any(isinstance(objective, ByTrainStep) for objective in scorers.values()):

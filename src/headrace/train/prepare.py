@@ -57,6 +57,8 @@ def make_loop(
             "number would show in what it does. Use an Objective instead of train_step, or leave parts= out.",
             argument="parts",
         )
+    if trainer.strategy.parts:
+        check.fits_parts(trainer.microbatch, trainer.batch_sizes.largest, trainer.strategy.parts)
     workers = trainer.workers
     run = Run.of(run)
     if trainer.strategy.shards and run.path is not None:
