@@ -33,6 +33,7 @@ SHOWN = {  # by picture: the files whose code it shows
     "progress": ("src/headrace/watch/progress.py", RECIPE),
     "report": ("src/headrace/watch/report/*", RECIPE),
     "rehearsal": ("src/headrace/app/rehearse.py", RECIPE),
+    "spike": ("src/headrace/record/why.py", "src/headrace/record/without.py"),
     "same_bits": ("src/headrace/step/parts.py", "src/headrace/workers/tree.py", "tests/kit/same_bits.py"),
 }
 NAMES = {
@@ -299,11 +300,55 @@ def same_bits(room: Path) -> None:
     (PICTURES / "same_bits.svg").write_text(drawing.svg)
 
 
+def spike(room: Path) -> None:
+    """The losses of the training of docs/debug.md with a poisoned row and without it, and what a spike is made of."""
+    import warnings
+
+    import torch
+
+    import headrace as hr
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    program = (ROOT / "docs" / "debug.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    here = os.getcwd()
+    os.chdir(room)
+    try:
+        exec(program, names)
+        losses = names["history"]["train/loss"]
+        step = max(range(21, len(losses) + 1), key=lambda step: losses[step - 1])
+        record = hr.Record("runs/a")
+        why = record.why(step, names["make"](), names["data"])
+        clean = record.without(why.worst, names["make"](), names["data"], run="runs/clean")["train/loss"]
+    finally:
+        os.chdir(here)
+    drawing = Drawing(
+        760, 250, "The losses of a training with a poisoned row and without it, and the rows of its spike"
+    )
+    top, curves = max(losses), ((losses, GREY, 3.5), (clean, INK, 1.2))
+    drawing.text(16, 26, "loss of every update", bold=True)
+    for values, color, width in curves:
+        points = [(16 + 420 * k / len(values), 210 - 165 * value / top) for k, value in enumerate(values)]
+        drawing.curve(points, color, width)
+    for x, name, color, width in ((16, "as it was", GREY, 3.5), (116, f"without({why.worst})", INK, 1.2)):
+        drawing.curve([(x, 236), (x + 24, 236)], color, width)
+        drawing.text(x + 30, 240, name, size=12)
+    drawing.text(470, 26, f"why({step}): share of the loss, by row", bold=True)
+    for k, row in enumerate(why.rows[:6]):
+        y = 56 + 26 * k
+        drawing.text(516, y + 4, str(row.row), size=12, anchor="end")
+        drawing.curve([(526, y), (526 + max(1.0, 170 * row.share), y)], "#80cbc4", 12)
+        drawing.text(744, y + 4, f"{row.share:.1%}", size=12, anchor="end")
+    (PICTURES / "spike.svg").write_text(drawing.svg)
+
+
 MADE: dict[str, Callable[[Path], Any]] = {
     "progress": progress,
     "report": report,
     "rehearsal": rehearsal,
     "same_bits": same_bits,
+    "spike": spike,
 }
 
 if __name__ == "__main__":
