@@ -9,7 +9,7 @@ import torch
 from kit.sampled import sampled
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import headrace as hr
 
@@ -67,6 +67,31 @@ def test_the_exponential_average_begins_as_a_mean_and_comes_closer_to_that_of_to
     assert apart[0] == 0
     assert max(apart) > 1e-3
     assert apart[-1] < 1e-3 * max(apart)
+
+
+@pytest.mark.parametrize("kind", ["EMA", "SWA"])
+def test_averages_have_the_bits_of_those_of_torch(kind: str, tmp_path: Path) -> None:
+    """Of `AveragedModel` in a loop, also after a resume. Its EMA leaves statistics to the model."""
+    multi = get_ema_multi_avg_fn(0.8) if kind == "EMA" else get_swa_multi_avg_fn()
+
+    def ours() -> hr.Callback:
+        return hr.EMA(0.8, like="torch") if kind == "EMA" else hr.SWA("1 epoch")
+
+    trainer = made()
+    torchs = AveragedModel(trainer.model, multi_avg_fn=multi)
+    for info in trainer.steps((X, Y), epochs=3):
+        if kind == "EMA" or info.ends_epoch:
+            torchs.update_parameters(trainer.model)
+    for stop in (None, 13, 25):
+        if stop:
+            made().fit((X, Y), steps=stop, run=tmp_path / str(stop), progress=False, callbacks=[ours()])
+        resumed = made()
+        resumed.fit((X, Y), epochs=3, progress=False, callbacks=[ours()], run=tmp_path / str(stop))
+        assert same([*resumed.model.parameters()], [*torchs.module.parameters()])
+        if kind == "EMA":
+            assert same(tensors(resumed.model), tensors(torchs.module))
+    with pytest.raises(hr.ConfigError, match="'torch', or left out; got 'lightning'"):
+        hr.EMA(like="lightning")
 
 
 def test_validations_see_the_average() -> None:

@@ -46,7 +46,7 @@ class Average(Callback):
 
     def on_fit_start(self, info: Info) -> None:
         if self._saved is not None:
-            saved, now = info.replica.joined(self._saved), _averaged(info)
+            saved, now = info.replica.joined(self._saved), self._averaged(info)
             self._average = [*saved, *(tensor.clone() for tensor in now[len(saved) :])][: len(now)]  # other workers
             self._saved = None
         if self.count:
@@ -86,8 +86,13 @@ class Average(Callback):
             return f"no interval of {self.every} ended after {self.after}"
         return f"it begins after {self.after}"
 
+    def _averaged(self, info: Info) -> list[Tensor]:
+        """The tensors that are averaged."""
+        measured_alike = info.alone or info.trainer.strategy.parts  # statistics, by all workers
+        return info.replica.tensors if measured_alike else info.replica.values
+
     def _move(self, info: Info) -> None:
-        now = _averaged(info)
+        now = self._averaged(info)
         if not self.count:
             self._average = [tensor.clone() for tensor in now]
             info.evaluate_with(self._average)
@@ -102,16 +107,25 @@ class EMA(Average):
     with θ, and so does a run. In the beginning θ̄ is the mean of what there was, until that is as long as 1/(1 − decay)
     updates: it does not remember the first weights. Statistics, as those of batch normalisation, are averaged too; with
     several workers they are what the workers agree on.
+
+    `like="torch"` gives the bits of torch's `AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`: θ̄ begins
+    as the weights after the first update, and statistics are the model's own.
     """
 
-    def __init__(self, decay: float = 0.999, *, every: str | Length = "1 step") -> None:
+    def __init__(self, decay: float = 0.999, *, every: str | Length = "1 step", like: str | None = None) -> None:
         super().__init__(every, None)
+        if like not in (None, "torch"):
+            raise ConfigError(f"EMA: like= is 'torch', or left out; got {like!r}.")
+        self.like = like
         if not isinstance(decay, int | float) or not 0 <= decay < 1:
             raise ConfigError(f"decay= is a number from 0 to less than 1, got {decay!r}.")
         self.decay = decay
 
     def share(self) -> float:
-        return max(1 - self.decay, 1 / (self.count + 1))
+        return 1 - self.decay if self.like == "torch" else max(1 - self.decay, 1 / (self.count + 1))
+
+    def _averaged(self, info: Info) -> list[Tensor]:
+        return info.replica.values if self.like == "torch" else super()._averaged(info)
 
 
 class SWA(Average):
@@ -141,9 +155,3 @@ class SWA(Average):
         if self.rate is not None and not self.count:
             info.set_rate(self.rate)
         super()._move(info)
-
-
-def _averaged(info: Info) -> list[Tensor]:
-    """The tensors that are averaged."""
-    measured_alike = info.alone or info.trainer.strategy.parts  # statistics, by all workers
-    return info.replica.tensors if measured_alike else info.replica.values
