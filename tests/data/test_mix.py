@@ -1,5 +1,6 @@
 """A mix keeps its proportions in every round, gives every table's rows in turn, and is the same however it is read."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,96 @@ def test_a_short_stretch_has_about_these_proportions_too() -> None:
     windows = [shares(ids[start : start + 128], 2)[0] for start in range(0, ROUND, 128)]
     assert all(85 <= first <= 119 for first in windows)
     assert len(set(windows)) > 2  # shuffled, not dealt out
+
+
+# --- weights that change -----------------------------------------------------------------------------------
+
+
+def test_weights_change_at_their_points_and_each_table_goes_on_where_it_was() -> None:
+    sizes, weights = (700, 500), {0: [3, 1], "1500 samples": [1, 1], "1 epoch": [0, 1]}
+    ids = read(mixed(*sizes, weights=weights, rows=4000), 6000)
+    assert shares(ids[:1024], 2) == [768, 256]
+    assert shares(ids[1500 : 1500 + 1024], 2) == [512, 512]
+    assert shares(ids[4000:], 2) == [0, 2000]
+    for table, size in enumerate(sizes):
+        given = [each % 10_000 for each in ids if each // 10_000 == table]
+        whole = [given[start : start + size] for start in range(0, len(given) - size + 1, size)]
+        assert whole
+        assert all(sorted(part) == list(range(size)) for part in whole), "no row comes again before all have"
+
+
+def test_a_mix_is_the_same_until_its_weights_change_and_however_it_is_read() -> None:
+    weights = {0: [3, 1], "1500 samples": [1, 1], "3000 samples": [1, 5]}
+    ids = read(mixed(700, 500, weights=weights), 5000)
+    assert ids[:1500] == read(mixed(700, 500, weights=[3, 1]), 1500)
+    for size in (1, 7, 1025):
+        assert read(mixed(700, 500, weights=weights), 3300, size) == ids[:3300]
+    for at in (0, 1, 1499, 1500, 1501, 2999, 3001):
+        saved, resumed = mixed(700, 500, weights=weights), mixed(700, 500, weights=weights)
+        read(saved, at)
+        resumed.load_state_dict(saved.state_dict())
+        assert read(resumed, 900) == ids[at : at + 900]
+
+
+def test_every_place_of_a_row_is_found_under_weights_that_change() -> None:
+    order = MixOrder([7, 300], [3, 1], rows=2500, seed=4, later=[(1100, [0, 1]), (2200, [1, 1])])
+    for epoch in (0, 1):
+        rows = order.indices(epoch, 0, 2500)
+        for row in (0, 6, 7, 150, 306):
+            assert order.positions(epoch, row) == [k for k, each in enumerate(rows) if each == row]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_points_in_steps_are_those_of_the_trainer(cross: bool) -> None:
+    """The last of three batches of an epoch is small, unless it goes on in the next epoch."""
+    options = {"rows": 90, "batch_size": 32, "cross_epochs": cross}
+    source = mixed(50, 40, weights={0: [1, 0], "5 steps": [0, 1]}, **options)
+    batches = [source.next_batch(32) for _ in range(8)]
+    tables = [set((batch["id"] // 10_000).tolist()) for batch in batches if batch is not None]
+    assert tables == [{0}] * 5 + [{1}] * 3
+    with pytest.raises(hr.ConfigError, match="batch_size=32 rows, and it is read in batches of 16 rows"):
+        source.next_batch(16)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({0: [1, 1], "5 steps": [1, 2]}, "needs the rows of a step"),
+        ({"5 samples": [1, 1]}, "begins with a value for 0"),
+        ({0: [1, 1], "2 epochs": [1, 2], "100 samples": [1, 1]}, "another order"),
+        ({0: [0, 0], "2 epochs": [1, 2]}, "greater than 0"),
+        ({0: [1, 1], "2 epochs": [1]}, "a weight for each"),
+        ([1, 0], "greater than 0"),
+    ],
+)
+def test_weights_that_cannot_be_followed_are_refused(weights: Any, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        mixed(90, 90, weights=weights)
+
+
+@pytest.mark.takes_turns
+@pytest.mark.filterwarnings("ignore:the model has:UserWarning")
+def test_a_curriculum_has_the_same_bits_over_stops_and_counts_of_workers(tmp_path: Path) -> None:
+    expected = trained()
+    assert all(map(torch.equal, expected, hr.launch(trained, workers=2)))
+    for stop in (3, 6, 9):
+        trained(tmp_path / str(stop), stop)
+        assert all(map(torch.equal, expected, trained(tmp_path / str(stop))))
+    assert not all(map(torch.equal, expected, trained(weights=[9, 1]))), "the control"
+
+
+def trained(run: Path | None = None, steps: int = 12, weights: Any = None) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    parts = [{"x": torch.randn(90, 4) + k, "y": torch.full((90,), k)} for k in (0, 1)]
+    model = torch.nn.Linear(4, 2)
+    trainer = hr.Trainer(
+        model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=32,
+        strategy=hr.Synchronous(parts=2),
+    )  # fmt: skip
+    changing = {0: [9, 1], "6 steps": [1, 1]} if weights is None else weights
+    source = compose.mix([hr.ArrayTable(part) for part in parts], changing, batch_size=32)
+    trainer.fit(source, steps=steps, progress=False, run=run)
+    return [param.detach() for param in model.parameters()]
 
 
 # --- turns -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
 from ..errors import ConfigError, DataError, unknown
-from ..length import whole
+from ..length import Length, Points, whole
 from .adapt import as_data, as_table
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -35,17 +36,53 @@ def concat(*tables: Any) -> Table:
     return Concat([as_table(table) for table in tables])
 
 
+Weights = Sequence[float] | Mapping[str | int, Sequence[float]]
+
+
 def mix(
-    tables: Sequence[Any], weights: Sequence[float], *, rows: int | None = None, seed: int = 0, **options: Any
+    tables: Sequence[Any],
+    weights: Weights,
+    *,
+    rows: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    **options: Any,
 ) -> Source:
     """Mixes rows of several tables in given proportions; each table is shuffled by itself.
 
     A table that is through begins its next epoch; `rows` says how many make an epoch of the mix (the rows of all).
+    `weights` may change, as in `{0: [9, 1], "1000 steps": [1, 1]}`: a point in samples or epochs is one of the rows of
+    this mix, and one in steps needs the `batch_size` that it is read with. A weight may then be 0 for a while.
     `options` are those of a Reader: `count`, `cross_epochs`, `max_epochs`, `max_samples`.
     """
     given = [as_table(table) for table in tables]
     plain(given, "mix")
-    return Reader(Concat(given), MixOrder([len(table) for table in given], weights, rows=rows, seed=seed), **options)
+    lengths, later = [len(table) for table in given], list[tuple[int, Sequence[float]]]()
+    in_steps: int | None = None
+    if isinstance(weights, Mapping):
+        points = Points(weights, "weights", '{0: [9, 1], "1000 steps": [1, 1]}')
+        until = partial(_rows_until, rows or sum(lengths), batch_size, bool(options.get("cross_epochs")))
+        later = [(until(point), each) for point, each in points.later]
+        in_steps = batch_size if any(point.unit == "steps" for point, _ in points.later) else None
+        if [start for start, _ in later] != sorted({start for start, _ in later}):
+            raise ConfigError(f"mix(): weights= changes in another order than it is written in: {weights!r}.")
+        weights = points.first
+    order = MixOrder(lengths, weights, rows=rows, seed=seed, later=later)
+    order.batch_size = in_steps or 0
+    return Reader(Concat(given), order, **options)
+
+
+def _rows_until(epoch: int, batch_size: int | None, crosses: bool, point: Length) -> int:
+    """How many rows are read until a point of the training."""
+    count = int(point.count)
+    if point.unit != "steps":
+        return count * (epoch if point.unit == "epochs" else 1)
+    if (size := whole(batch_size)) is None:
+        raise ConfigError(f"mix(): weights= from '{point}' on needs the rows of a step, as in batch_size=32.")
+    if crosses:
+        return count * size
+    epochs, steps = divmod(count, -(-epoch // size))  # the last batch of an epoch may be small
+    return epochs * epoch + steps * size
 
 
 def head(data: Any, rows: int) -> Any:

@@ -196,6 +196,11 @@ class Reading:
         """The batches from `start` on, at least one, of together about `rows` rows; `None` at the end."""
         if not (found := whole(size)):
             raise ConfigError(f"a batch has at least one {'row' if self.count == 'rows' else 'item'}, got size {size}.")
+        if (expected := self.order.batch_size) and (found != expected or self.count != "rows"):
+            raise ConfigError(
+                f"the weights of this mix change after steps of batch_size={expected} rows, and it is read in batches "
+                f"of {found} {self.count}. Give mix() the batch_size of the trainer, or points in samples."
+            )
         if self.end is not None and start >= self.end:
             return None
         cuts = self.cuts(start, found, self._together(start, found, rows))
