@@ -31,7 +31,7 @@ from kit.recorded import (
 from torch import nn
 
 import headrace as hr
-from headrace.data.order import MixOrder
+from headrace.data.mix_order import MixOrder
 from headrace.errors import RunError
 from headrace.store.checkpoints import Store
 from headrace.store.contents import MODEL, OPTIMIZER

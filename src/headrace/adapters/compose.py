@@ -13,7 +13,8 @@ from torch import Tensor
 from ..data.batch import Batch
 from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped
-from ..data.order import MixOrder, Permutation
+from ..data.mix_order import MixOrder
+from ..data.order import Permutation
 from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain

@@ -1,6 +1,7 @@
 """What a table is told of the blocks of rows that come up."""
 
-from .order import MixOrder, Order
+from .mix_order import MixOrder
+from .order import Order
 from .source import Table
 
 

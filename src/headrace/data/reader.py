@@ -10,7 +10,8 @@ from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
 from .encoding import Encoding
-from .order import MixOrder, Order
+from .mix_order import MixOrder
+from .order import Order
 from .reading import BY_BLOCKS, Reading
 from .shard import WHOLE, Shard
 from .source import Source, Table, check_fixed, check_names, forwarded

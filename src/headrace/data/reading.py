@@ -19,7 +19,8 @@ from .ahead import Ahead
 from .batch import Batch, Macrobatch, State
 from .draws import Draws
 from .fields import Field, cat
-from .order import VERSION, Indices, MixOrder, Order
+from .mix_order import MixOrder
+from .order import VERSION, Indices, Order
 from .shard import WHOLE, Shard
 from .source import Cursor, Table, check_batch
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..data.order import MixOrder, Order
+from ..data.mix_order import MixOrder
+from ..data.order import Order
 from ..data.reader import Reader
 from ..data.staging import Sizes
 from ..errors import RunError
