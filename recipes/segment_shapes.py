@@ -18,7 +18,7 @@ def segment_shapes(
         images: how many are drawn; the last fifth is held out.
         seed: of the images, the initial weights and the order.
     """
-    drawn = vision.draw_shapes(images, seed=seed, most=2, radii=(0.13, 0.27))
+    drawn = vision.draw_shapes(images, seed=seed, max_shapes=2, radii=(0.13, 0.27))
     streams = {"image": drawn.image, "segmentation_image": drawn.segmentation_image}
     train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)

@@ -22,7 +22,7 @@ def test_every_recipe_can_be_used_from_the_command_line(path: Path, capsys: pyte
     try:
         check_parameters(find_recipe(str(path)))
         assert headrace("fit", path, "--help") == 0
-        assert headrace("fit", path, "--print_config") == 0
+        assert headrace("fit", path, "--print-config") == 0
     finally:
         sys.path[:] = before
     assert "arguments:" in capsys.readouterr().out
