@@ -33,6 +33,8 @@ from torch.utils.data import DataLoader, Dataset
 import headrace as hr
 from headrace import vision
 
+draw_shapes = runpy.run_path(str(Path(__file__).parents[1] / "recipes" / "shapes.py"))["draw_shapes"]
+
 RESULTS = Path(__file__).parent / "results" / "vision.json"
 STEPS, BATCH, SIZE, FILES, BOXES = 12, 16, 64, 384, 10_000
 STEP_LIMIT, FEED_LIMIT, LOOP_LIMIT = 1.02, 1.0, 1.0
@@ -106,7 +108,7 @@ def network(kind: str) -> nn.Module:
 
 
 def streams_of(kind: str) -> tuple[str, dict[str, Tensor]]:
-    drawn = vision.draw_shapes(BATCH, SIZE)
+    drawn = draw_shapes(BATCH, SIZE)
     target = {"classifier": "image_label_id", "segmenter": "segmentation_image", "detector": "bbox"}[kind]
     return target, {"image": drawn.image, target: getattr(drawn, target)}
 

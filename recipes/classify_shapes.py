@@ -1,6 +1,7 @@
 """Names the kind of drawn shapes, noisy, of many sizes and over each other: a small residual network."""
 
 import torch
+from shapes import draw_shapes
 
 import headrace as hr
 from headrace import vision
@@ -18,7 +19,7 @@ def classify_shapes(
         images: how many are drawn; the last fifth is held out.
         seed: of the images, the initial weights and the order.
     """
-    drawn = vision.draw_shapes(images, seed=seed, alike=True)
+    drawn = draw_shapes(images, seed=seed, alike=True)
     streams = {"image": drawn.image, "image_label_id": drawn.image_label_id}
     train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)

@@ -1,6 +1,7 @@
 """Finds drawn shapes, noisy, of many sizes and over each other, as boxes: a small one-stage detector."""
 
 import torch
+from shapes import draw_shapes
 
 import headrace as hr
 from headrace import vision
@@ -18,7 +19,7 @@ def detect_shapes(
         images: how many are drawn; the last fifth is held out.
         seed: of the images, the initial weights and the order.
     """
-    drawn = vision.draw_shapes(images, seed=seed)
+    drawn = draw_shapes(images, seed=seed)
     streams = {"image": drawn.image, "bbox": drawn.bbox}
     train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)

@@ -1,6 +1,7 @@
 """Names the kind of shape at every pixel, of drawn shapes that are noisy and lie over each other: a small U-net."""
 
 import torch
+from shapes import draw_shapes
 
 import headrace as hr
 from headrace import vision
@@ -18,7 +19,7 @@ def segment_shapes(
         images: how many are drawn; the last fifth is held out.
         seed: of the images, the initial weights and the order.
     """
-    drawn = vision.draw_shapes(images, seed=seed, max_shapes=2, radii=(0.13, 0.27))
+    drawn = draw_shapes(images, seed=seed, max_shapes=2, radii=(0.13, 0.27))
     streams = {"image": drawn.image, "segmentation_image": drawn.segmentation_image}
     train, test = hr.head(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)

@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -55,7 +56,7 @@ def reference() -> dict[Path, str]:
     for name, module in headrace._MODULES.items():
         by_part[part_of(module.partition(".")[0])].append(f"headrace.{name}")
     for part, room in (("images", "vision"), ("estimators", "sklearn"), ("kits", "testing")):
-        by_part[part] = [f"headrace.{room}.{name}" for name in import_module(f"headrace.{room}").__all__]
+        by_part[part] = [f"headrace.{room}.{name}" for name in public(import_module(f"headrace.{room}"))]
     return {
         DOCS / "reference" / f"{part}.md": "\n".join(
             [TOP, f"# {PARTS[part][0]}", "", *(f"::: {name}" for name in sorted(names)), ""]
@@ -63,6 +64,14 @@ def reference() -> dict[Path, str]:
         for part, names in by_part.items()
         if names
     }
+
+
+def public(room: ModuleType) -> list[str]:
+    """The names that a package offers."""
+    named = [
+        name for name, value in vars(room).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    ]
+    return list(getattr(room, "__all__", named))
 
 
 def part_of(module: str) -> str:

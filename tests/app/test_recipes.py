@@ -13,7 +13,7 @@ from headrace.app.find import find_recipe
 from headrace.app.parameters import check_parameters
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+RECIPES = sorted({*(ROOT / "recipes").glob("*.py")} - {ROOT / "recipes" / "shapes.py"})  # which the others import
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -64,7 +64,7 @@ def test_the_demo_shows_where_the_report_is(tree: Path) -> None:
     (tree / "runs/digits").mkdir(parents=True)
     done = demo(tree, "--epochs", "1", "--width=4")
     assert done.returncode == 0, done.stderr
-    assert "epoch 1  train/loss" in done.stderr
+    assert re.search(r"epoch 1/1 +train/loss", done.stderr)
     assert re.search(r"test/accuracy +0\.\d+", done.stdout)
     assert "run     runs/digits-2" in done.stdout
     assert "report  runs/digits-2/report.html" in done.stdout

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kit.shapes import draw_shapes
 from torch import Tensor
 
 import headrace as hr
@@ -62,7 +63,7 @@ def by_hand(anchors: Tensor, boxes: Tensor) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("pairs", [1 << 22, 500])
 def test_matching_is_that_of_the_loop_over_anchors_and_boxes(monkeypatch: pytest.MonkeyPatch, pairs: int) -> None:
     monkeypatch.setattr("headrace.vision.anchors.PAIRS", pairs)
-    shapes = vision.draw_shapes(6, seed=3).bbox
+    shapes = draw_shapes(6, seed=3).bbox
     anchors = vision.Anchors()(64, 64, CPU)
     found = vision.match(anchors, shapes[..., :4], shapes[..., 4] >= 0)
     for k, image in enumerate(shapes):

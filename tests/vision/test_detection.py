@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.shapes import draw_shapes
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace import vision
 
-SHAPES = vision.draw_shapes(8, 32, seed=1, max_shapes=3)
+SHAPES = draw_shapes(8, 32, seed=1, max_shapes=3)
 ANCHORS = vision.Anchors(strides=(4, 8))
 
 

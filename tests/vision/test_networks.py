@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from kit.shapes import draw_shapes
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace import vision
 
-SHAPES = vision.draw_shapes(12, 24, seed=2)
+SHAPES = draw_shapes(12, 24, seed=2)
 STREAMS: dict[str, dict[str, Tensor]] = {
     "image_label_id": {"image": SHAPES.image, "image_label_id": SHAPES.image_label_id},
     "segmentation_image": {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kit.event_files import raw
+from kit.shapes import draw_shapes
 from PIL import Image
 
 import headrace as hr
@@ -17,7 +18,7 @@ from headrace import vision
 from headrace.vision.pictures import COLOURS
 from headrace.watch.report import write
 
-SHAPES = vision.draw_shapes(6, 32, seed=4)
+SHAPES = draw_shapes(6, 32, seed=4)
 
 
 def colours(picture: Any) -> set[tuple[int, ...]]:

@@ -2,24 +2,25 @@
 
 import pytest
 import torch
+from kit.shapes import draw_shapes
 
 import headrace as hr
 from headrace import vision
 
 
 def test_a_seed_gives_the_same_images_and_another_seed_others() -> None:
-    one, same, other = (vision.draw_shapes(4, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (draw_shapes(4, seed=seed) for seed in (1, 1, 2))
     for name in ("image", "image_label_id", "segmentation_image", "bbox"):
         assert torch.equal(getattr(one, name), getattr(same, name))
     assert not torch.equal(one.image, other.image)
 
 
 def test_the_first_images_of_many_are_those_of_few() -> None:
-    assert torch.equal(vision.draw_shapes(3, seed=1).image, vision.draw_shapes(9, seed=1).image[:3])
+    assert torch.equal(draw_shapes(3, seed=1).image, draw_shapes(9, seed=1).image[:3])
 
 
 def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
-    drawn = vision.draw_shapes(20, max_shapes=1, seed=3)
+    drawn = draw_shapes(20, max_shapes=1, seed=3)
     for mask, label, boxes in zip(drawn.segmentation_image, drawn.image_label_id, drawn.bbox, strict=True):
         rows, columns = mask.nonzero().unbind(1)
         around = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1, label]
@@ -28,7 +29,7 @@ def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
 
 
 def test_alike_shapes_have_the_label_of_their_image() -> None:
-    drawn = vision.draw_shapes(20, max_shapes=4, seed=3, alike=True)
+    drawn = draw_shapes(20, max_shapes=4, seed=3, alike=True)
     kinds = drawn.bbox[..., -1]
     assert ((kinds == drawn.image_label_id[:, None]) | (kinds == vision.NONE)).all()
     assert (kinds >= 0).sum() > 30
@@ -36,6 +37,6 @@ def test_alike_shapes_have_the_label_of_their_image() -> None:
 
 def test_images_that_cannot_be_drawn_are_refused() -> None:
     with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, max_shapes=3, .*: at least 1, 16 and 1"):
-        vision.draw_shapes(0)
+        draw_shapes(0)
     with pytest.raises(hr.ConfigError, match=r"radii=\(0.3, 0.2\)\): .* radii between 0 and a half"):
-        vision.draw_shapes(1, radii=(0.3, 0.2))
+        draw_shapes(1, radii=(0.3, 0.2))

@@ -15,42 +15,28 @@ found = trainer.predict({"image": images})  # (images, 100, 6): box, score, clas
 Samples: `ImageSamples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors:
 `Detection` (the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`, and
 the metric `MeanAveragePrecision`. Files: `class_folders`, `mask_folders`, `coco`,
-`ImageFiles`; `Augment`; to try things on, `draw_shapes`. Pictures: `draw`, and the callback `Pictures`.
+`ImageFiles`; `Augment`. Pictures: `draw`, and the callback `Pictures`.
 """
 
-from .anchors import Anchors, Matches, match
-from .augment import Augment
-from .boxes import decode, encode, overlaps, suppress
-from .detection import NONE, Detection, Detector, detections
-from .files import ImageFiles, class_folders, coco, mask_folders
-from .networks import ImageClassifier, Segmenter
-from .pictures import Pictures, draw
-from .samples import ImageSamples
-from .scores import MeanAveragePrecision
-from .shapes import draw_shapes
-
-__all__ = [
-    "NONE",
-    "Anchors",
-    "Augment",
-    "Detection",
-    "Detector",
-    "ImageClassifier",
-    "ImageFiles",
-    "Matches",
-    "MeanAveragePrecision",
-    "ImageSamples",
-    "Pictures",
-    "Segmenter",
-    "class_folders",
-    "coco",
-    "decode",
-    "detections",
-    "draw",
-    "draw_shapes",
-    "encode",
-    "mask_folders",
-    "match",
-    "overlaps",
-    "suppress",
-]
+from .anchors import Anchors as Anchors
+from .anchors import Matches as Matches
+from .anchors import match as match
+from .augment import Augment as Augment
+from .boxes import decode as decode
+from .boxes import encode as encode
+from .boxes import overlaps as overlaps
+from .boxes import suppress as suppress
+from .detection import NONE as NONE
+from .detection import Detection as Detection
+from .detection import Detector as Detector
+from .detection import detections as detections
+from .files import ImageFiles as ImageFiles
+from .files import class_folders as class_folders
+from .files import coco as coco
+from .files import mask_folders as mask_folders
+from .networks import ImageClassifier as ImageClassifier
+from .networks import Segmenter as Segmenter
+from .pictures import Pictures as Pictures
+from .pictures import draw as draw
+from .samples import ImageSamples as ImageSamples
+from .scores import MeanAveragePrecision as MeanAveragePrecision

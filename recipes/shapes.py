@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+import headrace as hr
 
 NAMES = ("disc", "square", "triangle", "cross")
 FLOOR = 0.35  # the least contrast of a shape
@@ -43,7 +43,7 @@ def draw_shapes(
     kind. Of a shape that others hide to less than a third there is no box.
     """
     if count < 1 or max_shapes < 1 or size < 16 or not 0 < radii[0] <= radii[1] < 0.5:
-        raise ConfigError(
+        raise hr.ConfigError(
             f"draw_shapes(count={count}, size={size}, max_shapes={max_shapes}, radii={radii}): at least 1, 16 and 1 "
             "are needed, and radii between 0 and a half."
         )
