@@ -337,6 +337,24 @@ def test_what_is_no_parent_is_refused(settings: dict[str, Any], words: str) -> N
         hr.Run(**{"path": "runs/b", **settings})
 
 
+def test_a_fork_is_not_made_again_with_what_its_parent_had(run: Path, tmp_path: Path) -> None:
+    fork = hr.Run(tmp_path / "b", every="7 steps", keep="all", parent=f"{run}@14", override=True)
+    settings: dict[str, Any] = {"epochs": EPOCHS, "progress": False, "log_every": "1 step"}
+    make("noisy", clip_norm=0.1).fit(columns(), run=fork, **settings)
+    record = hr.Record(tmp_path / "b")
+    assert record.why(17, make("noisy", clip_norm=0.1), columns()).exact
+    assert record.verify(make("noisy", clip_norm=0.1), columns(), segments=9).ok
+    with pytest.raises(RunError, match="went on from step 14 in another way: clip_norm"):
+        record.at(17, make("noisy"), columns())
+    changed = columns()
+    changed["w"][3] = 0
+    fork = hr.Run(tmp_path / "c", every="7 steps", keep="all", parent=f"{run}@14", override=True)
+    make("noisy").fit(changed, run=fork, **settings)
+    assert hr.Record(tmp_path / "c").why(17, make("noisy"), changed).exact
+    with pytest.raises(RunError, match="the data are not those"):
+        hr.Record(tmp_path / "c").at(17, make("noisy"), columns())
+
+
 # --- differences ------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..store import rng
+from ..errors import RunError
+from ..step import config
+from ..step.arguments import source_on
+from ..store import codec, rng
 from ..store.checkpoints import Store
+from ..store.contents import TRAINER
 from ..store.run import CHECKPOINTS, METRICS, RUN, run_id
 from ..train.checkpoint import Checkpoint
 from ..train.runs import Run
@@ -39,6 +43,7 @@ def replaying(
     """
     say_where_not_exact(checkpoint, trainer, fit)
     common = checkpoint.common
+    override |= changed_after(run, step, common, trainer, train)
     every = {name: common["config"][name] for name in ("log_every", "validate_every") if name in common["config"]}
     with tempfile.TemporaryDirectory(prefix="headrace-replay-") as room:
         place = Path(room, "run")
@@ -50,6 +55,34 @@ def replaying(
             yield loop, place
         finally:
             loop.close()
+
+
+def changed_after(run: Path, step: int, common: Mapping[str, Any], trainer: Trainer, train: Any) -> bool:
+    """Whether the run went on from this checkpoint with other settings or data, as a fork may.
+
+    Raises unless the trainer and the data are those with which it went on.
+    """
+    store = Store(run / CHECKPOINTS, run_id(run))
+    later = next((each for each in store.steps() if each > step), None)
+    if later is None:
+        return False
+    document = store.load(later, lambda name: name == TRAINER).document(TRAINER)
+    found, cursor = (codec.decode(document[part], {}) for part in ("config", "source"))
+    prints = [_fingerprint(each["cursor"]) for each in (common["source"], cursor)]
+    if not config.differences(common["config"], found) and prints[0] == prints[1]:
+        return False
+    known = {name: value for name, value in trainer.resume_settings.items() if name in found}
+    wrong = config.differences({name: found[name] for name in known}, known)
+    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
+    if prints[1] is not None and _fingerprint(source.state_dict()) != prints[1]:
+        wrong.append("the data are not those that it went on with")
+    if wrong:
+        raise RunError(f"{run} went on from step {step} in another way: {'; '.join(wrong)}. Give what it had then.")
+    return True
+
+
+def _fingerprint(cursor: Any) -> Any:
+    return cursor.get("fingerprint") if isinstance(cursor, Mapping) else None
 
 
 class _LoadedError(Exception):
