@@ -16,6 +16,7 @@ from ..errors import CheckpointError, ConfigError, CorruptError
 from . import disk
 from .contents import COMMIT, FORMAT, MANIFEST, NAME, Contents, Manifest, Written, opened, write_file, write_files
 from .place import Place
+from .shards import WHOLE, RowPart
 
 _OF_EARLIER_VERSIONS = re.compile(r"step-\d{12,18}")
 
@@ -71,9 +72,9 @@ class Store:
             raise CorruptError(f"{self.path} has no checkpoint of step {step}.")
         return self.path / places[-1].name
 
-    def load(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
-        """One checkpoint; raises unless all of it that is wanted is as it was written."""
-        return self._read(self.at(step), step, wanted)
+    def load(self, step: int, wanted: Callable[[str], bool] = lambda name: True, part: RowPart = WHOLE) -> Contents:
+        """One checkpoint; raises unless all of it that is wanted is as it was written. `part` of what is sharded."""
+        return self._read(self.at(step), step, wanted, part)
 
     def newest(self, wanted: Callable[[str], bool] = lambda name: True) -> Contents | None:
         """The last checkpoint that is as it was written; `None` only where there is none at all."""
@@ -110,9 +111,9 @@ class Store:
             directory.verify(manifest)
         return manifest
 
-    def _read(self, path: Path, step: int, wanted: Callable[[str], bool]) -> Contents:
+    def _read(self, path: Path, step: int, wanted: Callable[[str], bool], part: RowPart = WHOLE) -> Contents:
         with opened(path) as directory:
-            return directory.contents(self._own(directory.manifest(), path, step), wanted)
+            return directory.contents(self._own(directory.manifest(), path, step), wanted, part)
 
     def _own(self, manifest: Manifest, path: Path, step: int) -> Manifest:
         if manifest.step != step:

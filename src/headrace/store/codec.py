@@ -121,6 +121,14 @@ def parse_tensors(data: bytes, file: str, count: int) -> dict[str, Tensor]:
         raise CorruptError(f"{file} is not a file of tensors: {error}") from None
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that safetensors calls so."""
+    for dtype, known in _NAMES.items():
+        if known == name:
+            return dtype
+    raise CorruptError(f"{name[:40]!r} is no type of tensors that this version knows.")
+
+
 def dtype_name(file: str, name: str, tensor: Tensor) -> str:
     """How safetensors calls the dtype of a tensor."""
     if tensor.dtype not in _NAMES:

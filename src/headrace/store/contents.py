@@ -18,6 +18,7 @@ from ..errors import CheckpointError, CorruptError
 from . import disk, system
 from .codec import dtype_name, from_json, parse_tensors, tensor_pieces, to_json
 from .shape import ANY, COUNT, DICT, TEXT, check, each
+from .shards import LAYOUT, SHARD, WHOLE, RowPart, place_of, read, shard_file
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
@@ -48,6 +49,8 @@ class Contents:
     step: int
     documents: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    shapes: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    """Of tensors that workers have written in parts, by file and name, the complete shape."""
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +82,20 @@ class Contents:
             yield name, tensor_pieces(name, tensors)
         for name, document in self.documents.items():
             yield name, iter([to_json(document)])
+
+
+def divided(contents: Contents, part: RowPart, leads: bool) -> Contents:
+    """What one worker writes of a checkpoint: its part of sharded tensors and, if it `leads`, all else."""
+    tensors, shapes = contents.tensors, contents.shapes
+    mine = {shard_file(part.index, file): {name: tensors[file][name] for name in of} for file, of in shapes.items()}
+    if not leads:
+        return Contents(contents.step, {}, mine)
+    rest = {
+        file: {name: tensor for name, tensor in of.items() if name not in shapes.get(file, {})}
+        for file, of in tensors.items()
+    }
+    layout = {file: {name: place_of(shape, part.count) for name, shape in of.items()} for file, of in shapes.items()}
+    return Contents(contents.step, {**contents.documents, LAYOUT: layout}, rest | mine)
 
 
 def rank_files(rank_number: int) -> tuple[str, str]:
@@ -148,21 +165,28 @@ class Opened:
     def verify(self, manifest: Manifest) -> None:
         """Raises unless every file has the bytes that were written."""
         for written in manifest.files:
-            digest = hashlib.sha256()
-            room = bytearray(min(PIECE_BYTES, written.size) or 1)
-            with self._open(written.name, written.size) as descriptor:
-                count = 0
-                with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                    while piece := file.readinto(room):
-                        digest.update(memoryview(room)[:piece])
-                        count += piece
-            self._check(written, count, digest.hexdigest())
+            for _ in self.blocks(written):
+                pass
 
-    def contents(self, manifest: Manifest, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
-        """What the files hold; the bytes that are hashed are the bytes that are parsed."""
+    def blocks(self, written: Written) -> Iterator[memoryview]:
+        """The bytes of a file, in blocks that are valid until the next one; raises unless they are as written."""
+        digest, count = hashlib.sha256(), 0
+        room = memoryview(bytearray(min(PIECE_BYTES, written.size) or 1))
+        with self._open(written.name, written.size) as descriptor:
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                while length := file.readinto(room):
+                    digest.update(room[:length])
+                    count += length
+                    yield room[:length]
+        self._check(written, count, digest.hexdigest())
+
+    def contents(
+        self, manifest: Manifest, wanted: Callable[[str], bool] = lambda name: True, part: RowPart = WHOLE
+    ) -> Contents:
+        """What the files hold, and `part` of what is sharded; the bytes that are hashed are those that are parsed."""
         contents = Contents(manifest.step)
         for written in manifest.files:
-            if not wanted(written.name):
+            if written.name.startswith(SHARD) or not (wanted(written.name) or written.name == LAYOUT):
                 continue
             data = self._read(written.name, written.size, exactly=written.size)
             self._check(written, len(data), hashlib.sha256(data).hexdigest())
@@ -173,6 +197,11 @@ class Opened:
                 if _specs(written.name, tensors) != written.tensors:
                     raise CorruptError(f"{self.path / written.name} holds other tensors than {MANIFEST} says.")
                 contents.tensors[written.name] = tensors
+        if (layout := contents.documents.pop(LAYOUT, None)) is not None:
+            files = {written.name: written for written in manifest.files}
+            found, contents.shapes = read(self, files, layout, list(contents.tensors), part)
+            for file, tensors in found.items():
+                contents.tensors[file] |= tensors
         return contents
 
     def _check(self, written: Written, length: int, sha256: str) -> None:

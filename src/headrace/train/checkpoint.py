@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..arena.sharding import is_sharded
 from ..arena.vectors import plain_name
 from ..errors import CorruptError
 from ..store import codec
@@ -118,6 +119,8 @@ def complete(
     contents.documents[TRAINER] |= encoded.documents[TRAINER]
     contents.tensors |= encoded.tensors
     for file, tensors in contents.tensors.items():
+        if shapes := {name: list(tensor.shape) for name, tensor in tensors.items() if is_sharded(tensor)}:
+            contents.shapes[file] = shapes
         contents.tensors[file] = {  # an array became a tensor of its own, which needs no copy
             name: copies[keys[id(tensor)]] if id(tensor) in keys else tensor for name, tensor in tensors.items()
         }
@@ -131,6 +134,14 @@ def decode(contents: Contents) -> Checkpoint:
     }
     ranks = map(rank_files, range(contents.workers))
     return Checkpoint(common, [_decode_document(contents, name, OF_WORKER, tensors) for name, tensors in ranks])
+
+
+def without_shards(value: Any) -> Any:
+    """Nested values without the tensors of which every worker has a part."""
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: item for key, item in value.items() if not (isinstance(item, Tensor) and is_sharded(item))}
+    return {key: without_shards(item) for key, item in kept.items()}
 
 
 def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

@@ -4,31 +4,31 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from torch import Tensor, nn
 
+from ..arena.sharding import local
 from ..errors import CheckpointError, RunError
 from ..length import Length
 from ..step import config
 from ..step.weights import check_model, load_model
-from ..store import codec
 from ..store.checkpoints import Keep, Store
-from ..store.contents import MODEL, TRAINER, Contents
-from ..store.disk import failure, run_path
+from ..store.contents import MODEL, Contents
+from ..store.disk import failure
 from ..store.parents import open_fork, step_of
-from ..store.run import RUN, RunFiles
-from ..store.shape import check
+from ..store.run import CHECKPOINTS, RUN, RunFiles, run_id
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
 from ..workers.comm import Null
 from ..workers.strategy import Strategy
-from .checkpoint import LARGE, PARTS, Checkpoint, WorkerState, complete, decode, encode, tensors_in
-from .resume import Resumed, divide, readable
-from .runs import Run, Runs
+from .checkpoint import LARGE, Checkpoint, WorkerState, complete, decode, encode, tensors_in
+from .resume import Resumed, divide, joined_rows, marked_by, readable
+from .runs import Run, Runs, named
+from .shard_files import STAYS, load_part, newest_together, restore_together, resumed_from, write_together
 from .vote import Result, by_leader
 
 Given = ParamSpec("Given")
@@ -59,7 +59,7 @@ class Checkpointer:
 
     def __init__(self, strategy: Strategy, run: Run) -> None:
         self._strategy, self._comm = strategy, strategy.comm
-        self._named = _named(run.path) if run.path is not None else Path()
+        self._named = named(run.path) if run.path is not None else Path()
         self._resume, self._override, self._wait = run.resume, run.override, run.wait
         self._keep, self._parent = Keep.of(run.keep), run.parent
         self.keeps = run.path is not None
@@ -72,6 +72,7 @@ class Checkpointer:
         """Whether a checkpoint is due by the clock of worker 0, which the others do not know."""
         self._writes = self.keeps and self._comm.leader
         self._is_apart = False  # whether the training has begun, and workers no longer wait for each other
+        self._shares = self.keeps and strategy.shards  # whether every worker writes and reads a part
         self._best: dict[str, Tensor] = {}  # if there is no run
         self._run: RunFiles
         self._store: Store
@@ -99,6 +100,9 @@ class Checkpointer:
 
     def __enter__(self) -> "Checkpointer":
         self._open()
+        if self._shares and not self._writes:
+            assert self.path is not None
+            self._store = Store(self.path / CHECKPOINTS, run_id(self.path), self._keep)
         return self
 
     @by_worker_0
@@ -114,6 +118,8 @@ class Checkpointer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Waits for what is being written; a failure there is raised unless there is another already."""
         if not self._writes:
+            with nullcontext() if error is None else suppress(Exception):
+                self._saver.wait()
             return
         try:
             self._saver.wait()
@@ -130,9 +136,12 @@ class Checkpointer:
     def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Resumed | None:
         """What this worker goes on with, once it is known to fit this model and these settings."""
         workers: list[WorkerState] = []
-        found = self._find(model, settings, limits, workers)
+        read = newest_together(self._store, self._strategy, self.log) if self._shares else None
+        found = self._find(model, settings, limits, workers, read)
         if found is None:
             return None
+        if read is not None:
+            return resumed_from(self._store, self._strategy, found, read)
         mine = self._comm.hand_out(workers)
         if progress := mine["replica"].get("progress"):
             step = found["common"]["step"] | progress["step"] | {"optimizers": mine["replica"]["optimizers"]}
@@ -141,9 +150,17 @@ class Checkpointer:
 
     @by_worker_0
     def _find(
-        self, model: nn.Module, settings: config.Config, limits: config.Config, workers: list[WorkerState]
+        self,
+        model: nn.Module,
+        settings: config.Config,
+        limits: config.Config,
+        workers: list[WorkerState],
+        read: Contents | None,
     ) -> dict[str, Any] | None:
-        """The fields of `Resumed` that are the same for all workers; `workers` gets what each of them goes on with."""
+        """The fields of `Resumed` that are the same for all workers; `workers` gets what each of them goes on with.
+
+        What all workers have `read` is not returned: only its step, and the history.
+        """
         steps = self._store.steps()
         self._refusable = bool(steps)
         if self._resume == "never" and steps:
@@ -152,7 +169,7 @@ class Checkpointer:
                 "Name another run, or resume this one."
             )
         with self._logging_warnings():
-            contents = self._store.newest()
+            contents = read if self._shares else self._store.newest()
         self._config = {**settings, "limits": limits}
         if contents is None:
             if self._resume == "must":
@@ -169,11 +186,14 @@ class Checkpointer:
         with self._logging_warnings():
             checkpoint.common["history"] = self._history(checkpoint.common, contents.step)
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
-            self._best_steps[step] = self._marked_by(step, contents)
+            self._best_steps[step] = marked_by(self._store, step, contents)
+        about = {"newest": newest, "override": self._override, "overridden": overridden}
+        if self._shares:
+            common = {"step": contents.step, "history": checkpoint.common["history"]}
+            return {"common": common, "count": len(checkpoint.workers), **about}
         with readable():
             common, each = divide(checkpoint, self._strategy, self._comm.count)
         workers += each
-        about = {"newest": newest, "override": self._override, "overridden": overridden}
         return {"common": common, "count": len(checkpoint.workers), **about}
 
     @contextmanager
@@ -190,13 +210,13 @@ class Checkpointer:
         """The rows of a checkpoint's history: the run has those that were reported, the checkpoint the last one."""
         saved = common["history"]
         self._run.check_reported(saved, step)
-        return _joined(self._run.rows_until(self._rows_until, common["counters"]["samples"]), saved["last"])
+        return joined_rows(self._run.rows_until(self._rows_until, common["counters"]["samples"]), saved["last"])
 
     def _before(self, stuck: Contents, checkpoint: Checkpoint) -> tuple[Contents, Checkpoint]:
         """The last checkpoint before this one that can be gone on from; this one, if there is none."""
         for step in reversed([step for step in self._store.steps() if step < stuck.step]):
             try:
-                found = decode(contents := self._store.load(step))
+                found = decode(contents := load_part(self._store, self._strategy, step))
             except CheckpointError:
                 continue
             if not found.is_stuck:
@@ -258,17 +278,18 @@ class Checkpointer:
 
     def save(self, checkpoint: Checkpoint | None, info: Info, again: bool = False) -> None:
         """Copies a checkpoint, and writes it in a thread; `again`: there is one of this step, which knows less."""
-        if not self._writes or checkpoint is None:
+        if not (self._writes or self._shares) or checkpoint is None:
             return
         self._saver.wait()
         self._saved_at = time.perf_counter()
         parts = dict(checkpoint.common)
         large = {part: parts.pop(part) for part in LARGE}  # encoded in the thread
-        parts["history"] = {**self._run.reported, "last": parts["history"][-1:]}
+        parts["history"] = {} if not self._writes else {**self._run.reported, "last": parts["history"][-1:]}
         contents = encode(info.step, parts, checkpoint.workers)
         tensors: dict[Any, Tensor] = {(file, n): t for file, of in contents.tensors.items() for n, t in of.items()}
         tensors |= dict(tensors_in(large))
-        copies, keys = self._copier(tensors), {id(tensor): key for key, tensor in tensors.items()}
+        copies = self._copier({key: local(tensor) for key, tensor in tensors.items()})
+        keys = {id(tensor): key for key, tensor in tensors.items()}
         if not checkpoint.is_stuck:
             self._good = [info.step]
         self._best_steps[info.step] = [*info.kept, *self._good]
@@ -288,7 +309,11 @@ class Checkpointer:
 
     def restore(self, best: Best, model: nn.Module) -> None:
         """The model of worker 0, or this worker's part of a sharded one, becomes the best again."""
-        self._restore(best, model)
+        if self._shares:
+            self.wait()
+            restore_together(self._store, self._strategy, best.step, model)
+        else:
+            self._restore(best, model)
         if self._best:
             model.load_state_dict(self._best, strict=False)
 
@@ -298,9 +323,7 @@ class Checkpointer:
         try:
             contents = self._store.load(best.step, lambda name: name == MODEL)
         except CheckpointError as error:
-            warnings.warn(
-                f"the model stays as it is after the last step, not as it was at its best: {error}", stacklevel=2
-            )
+            warnings.warn(STAYS.format(error), stacklevel=2)
             return
         load_model(model, contents.tensors_of(MODEL), strict=False)
 
@@ -333,30 +356,27 @@ class Checkpointer:
         What any of the checkpoints that stay calls the best, stays.
         """
         fill()
+        options: Any = {"again": again, "overtakes": contents.step < self._overtakes}
         try:
-            self._run.sync()
-            self._store.save(contents, best_steps, again=again, overtakes=contents.step < self._overtakes)
+            if self._writes:
+                self._run.sync()
+            if self._shares:
+                commit = partial(self._store.commit, workers=contents.workers, best=best_steps, **options)
+                write_together(self._store, contents, self._strategy, commit)
+            else:
+                self._store.save(contents, best_steps, **options)
             self._overtakes = -1
-            if best is not None and best.step == contents.step:
+            if not self._shares and best is not None and best.step == contents.step:
                 self._tell_best(best)
         except RunError:
             raise
         except OSError as error:
-            raise failure(error, f"saving step {contents.step}", self._run.path, contents.nbytes) from error
+            raise failure(error, f"saving step {contents.step}", self._store.path, contents.nbytes) from error
 
     def _tell_best(self, best: Best) -> None:
         """The best weights go where a person looks for them, if they are there still."""
         if best.step in self._store.steps() and (weights := self._store.at(best.step) / MODEL).is_file():
             self._run.best(weights, {"step": best.step, best.key: best.value})
-
-    def _marked_by(self, step: int, read: Contents) -> list[int]:
-        """The steps that a checkpoint wants to be kept; none where it cannot be read. One has been `read` already."""
-        try:
-            found = read if step == read.step else self._store.load(step, lambda name: name == TRAINER)
-            marks = codec.decode(found.document(TRAINER).get("marks"), {})
-            return [kept for mark in check(marks, PARTS["marks"], "marks").values() for kept in mark["keep"]]
-        except CheckpointError:
-            return []
 
     def _check_settings(self, saved: Mapping[str, Any], now: config.Config, limits: config.Config) -> list[str]:
         """Raises on settings that differ, unless they are meant to; those that do. Limits may differ."""
@@ -372,29 +392,3 @@ class Checkpointer:
         for difference in config.differences(saved["limits"], limits):
             self._run.log(f"limit in {difference}")
         return found
-
-
-def _named(run: str | Path | Runs) -> Path | Runs:
-    """What `run=` names: a run, or a directory of runs."""
-    path = run_path(run.path if isinstance(run, Runs) else run)
-    if isinstance(run, Runs):
-        return run
-    return Runs(path) if Runs.are_at(run) else path
-
-
-def _joined(reported: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A history: one row for each step, of the rows that were reported and the last one, which may not have been.
-
-    What was reported of a step later, as the scores of a test, joins what was there.
-    """
-    rows: list[dict[str, Any]] = []
-    for row in reported:
-        if rows and rows[-1]["step"] == row["step"]:
-            rows[-1] |= {key: value for key, value in row.items() if key not in rows[-1]}
-        else:
-            rows.append(row)
-    for row in last:
-        before = rows.pop() if rows and rows[-1]["step"] == row["step"] else {}
-        if not rows or rows[-1]["step"] < row["step"]:
-            rows.append(row | {key: value for key, value in before.items() if key not in row})
-    return rows

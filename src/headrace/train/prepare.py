@@ -61,8 +61,6 @@ def make_loop(
         check.fits_parts(trainer.microbatch, trainer.batch_sizes.largest, trainer.strategy.parts)
     workers = trainer.workers
     run = Run.of(run)
-    if trainer.strategy.shards and run.path is not None:
-        raise ConfigError("hr.Sharded cannot save checkpoints yet: leave run= out.", argument="run")
     checkpointer = Checkpointer(workers.strategy, run)
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     bounds = limits(epochs, steps, samples, minutes)

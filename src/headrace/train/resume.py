@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, CorruptError, HeadraceError, is_out_of_memory
+from ..store import codec
+from ..store.checkpoints import Store
+from ..store.contents import TRAINER, Contents
+from ..store.shape import check
 from ..workers.center import add_terms
 from ..workers.strategy import Strategy
-from .checkpoint import Checkpoint, WorkerState
+from .checkpoint import PARTS, Checkpoint, WorkerState
 
 
 @dataclass(slots=True)
@@ -58,7 +62,8 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     if strategy.parts and is_same:  # every worker takes what belongs to its parts
         return common, [_joined(workers[0], workers) | {"tally": [workers[0]["tally"]]}] * count
     if is_same and len(workers) == count:
-        return common, [_joined(own, [own]) | ({"saved": own} if strategy.centered else {}) for own in workers]
+        complete = [_with_shards(own, workers[0]) for own in workers]
+        return common, [_joined(own, [own]) | ({"saved": own} if strategy.centered else {}) for own in complete]
     measured = workers
     if is_same and saved is not None and not strategy.joint:
         common, measured = common | _round_start(common, workers), []
@@ -95,6 +100,18 @@ def _anew_at_center(first: WorkerState, count: int) -> list[WorkerState]:
 def _joined(own: WorkerState, measured: Sequence[WorkerState]) -> WorkerState:
     """A worker's parts, with what these workers have measured since the last report."""
     return own | {name: [state[name] for state in measured] for name in ("tally", "metrics")}
+
+
+def _with_shards(own: WorkerState, first: WorkerState) -> WorkerState:
+    """A worker's parts with its shards of the weights, which only the parts of the first one list."""
+    replica, known = own["replica"], first["replica"]
+    if "weights" in replica:
+        return own | {"replica": replica | {"weights": known.get("weights", {}) | replica["weights"]}}
+    if "trained" in replica:
+        trained = replica["trained"]
+        weights = known.get("trained", trained)["weights"] | trained["weights"]
+        return own | {"replica": replica | {"trained": trained | {"weights": weights}}}
+    return own
 
 
 def _check_kind(saved: Mapping[str, Any] | None, strategy: Strategy) -> None:
@@ -135,6 +152,34 @@ def mean_of(values: Sequence[Any]) -> Any:
     if isinstance(first, Tensor) and first.is_floating_point():
         return torch.stack([value.double() for value in values]).mean(dim=0).to(first.dtype)
     return first
+
+
+def marked_by(store: Store, step: int, read: Contents) -> list[int]:
+    """The steps that a checkpoint wants to be kept; none where it cannot be read. One has been `read` already."""
+    try:
+        found = read if step == read.step else store.load(step, lambda name: name == TRAINER)
+        marks = codec.decode(found.document(TRAINER).get("marks"), {})
+        return [kept for mark in check(marks, PARTS["marks"], "marks").values() for kept in mark["keep"]]
+    except CheckpointError:
+        return []
+
+
+def joined_rows(reported: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history: one row for each step, of the rows that were reported and the last one, which may not have been.
+
+    What was reported of a step later, as the scores of a test, joins what was there.
+    """
+    rows: list[dict[str, Any]] = []
+    for row in reported:
+        if rows and rows[-1]["step"] == row["step"]:
+            rows[-1] |= {key: value for key, value in row.items() if key not in rows[-1]}
+        else:
+            rows.append(row)
+    for row in last:
+        before = rows.pop() if rows and rows[-1]["step"] == row["step"] else {}
+        if not rows or rows[-1]["step"] < row["step"]:
+            rows.append(row | {key: value for key, value in before.items() if key not in row})
+    return rows
 
 
 @contextmanager

@@ -158,3 +158,11 @@ class Runs:
         except CheckpointError as error:
             return [" ".join(str(error).split())]  # in a line of a log
         return found
+
+
+def named(run: str | Path | Runs) -> Path | Runs:
+    """What `run=` names: a run, or a directory of runs."""
+    path = disk.run_path(run.path if isinstance(run, Runs) else run)
+    if isinstance(run, Runs):
+        return run
+    return Runs(path) if Runs.are_at(run) else path

@@ -34,6 +34,7 @@ from .gathered import gathered
 from .resume import Resumed
 from .same_data import SameBatchCheck, compare
 from .schedule import Rates
+from .shard_files import gather_parts
 from .vote import StopVote, by_leader
 
 Report = tuple[dict[str, float], dict[str, Any]]
@@ -239,8 +240,8 @@ class Workers:
         return own
 
     def gather_states(self, own: Callable[[], WorkerState]) -> list[WorkerState] | None:
-        """The parts of every worker, for the one that saves them; `own` gives those of this one."""
-        return self.comm.gather(own())
+        """The parts of every worker, for those that save them; `own` gives those of this one."""
+        return gather_parts(self.strategy, own())
 
     @contextmanager
     def consensus(self, info: Info) -> Iterator[None]:

@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 
 from ..arena.arena import Arena
 from ..arena.replica import Replica
-from ..arena.sharding import local, modules_named
+from ..arena.sharding import is_sharded, local, modules_named
 from ..arena.vectors import owners
 from ..errors import ConfigError, ModelError, unknown
+from ..store.shards import RowPart
 from .comm import Comm, mean
 from .join import join_others, timeout_of_environment
 from .materials import Init, materialize
+from .side_channel import SideChannel
 from .strategy import Strategy
 from .synchronous import Synchronous
 
@@ -84,6 +86,7 @@ class Sharded(Strategy):
             if not (os.environ.get("WORLD_SIZE") == "1" and "RANK" in os.environ):
                 raise ConfigError(NO_GROUP.format("a process of its own"))
             join_others(timeout_of_environment())
+        self._aside = SideChannel(timeout_of_environment())
         copies = self._copies()
         self._shard_count, self._shard_index = comm.count // copies, comm.shard.index % (comm.count // copies)
 
@@ -92,14 +95,8 @@ class Sharded(Strategy):
         return f"sharded over {self._shard_count} workers, without arena and tape"
 
     @property
-    def shard_place(self) -> tuple[int, int]:
-        """Which shard of parameters this worker has, and how many there are."""
-        return self._shard_index, self._shard_count
-
-    @property
-    def writes_shards(self) -> bool:
-        """Whether this worker writes its shards into checkpoints: those of one copy of the model do."""
-        return self.comm.shard.index < self._shard_count
+    def part(self) -> RowPart:
+        return RowPart(self._shard_index, self._shard_count)
 
     @property
     def kind(self) -> str:
@@ -185,6 +182,22 @@ class Sharded(Strategy):
                     f"parameter {name!r} is used in several parts of the model ({', '.join(sorted(places))}), which "
                     "are sharded apart. Leave them out of the patterns, so that one part has it."
                 )
+
+    @property
+    def writes_shards(self) -> bool:
+        return self.comm.shard.index < self._shard_count  # those of one copy of the model do
+
+    def all_gather_aside(self, value: Any) -> list[Any]:
+        return self._aside.all_gather(value)
+
+    def wrap(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        like = next(param for param in self._root.parameters() if is_sharded(param))
+        stride = torch.empty(tuple(shape), device="meta").stride()
+        rows = rows.to(like.device)
+        size = torch.Size(shape)
+        return DTensor.from_local(rows, like.device_mesh, like.placements, run_check=False, shape=size, stride=stride)
 
     # --- an update ----------------------------------------------------------------------------------------
 

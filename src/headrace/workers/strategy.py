@@ -12,6 +12,8 @@ from ..arena.arena import Arena
 from ..arena.replica import Replica
 from ..data.shard import Shard
 from ..length import Counters
+from ..store.shards import WHOLE as WHOLE_TENSORS
+from ..store.shards import RowPart
 from .comm import Comm, Null
 
 State = dict[str, Any]
@@ -53,6 +55,24 @@ class Strategy:
     def note(self) -> str:
         """What a training's last line and its log say of it; nothing where models are as usual."""
         return ""
+
+    @property
+    def part(self) -> RowPart:
+        """Which rows of sharded tensors this worker has."""
+        return WHOLE_TENSORS
+
+    @property
+    def writes_shards(self) -> bool:
+        """Whether this worker writes its part of sharded tensors: several may have the same."""
+        return True
+
+    def all_gather_aside(self, value: Any) -> list[Any]:
+        """As `Comm.all_gather`, for the thread that saves; plain values only."""
+        return [value]
+
+    def wrap(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor of this shape, of which this worker has read the rows that `part` says."""
+        return rows
 
     def place(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
         """A trainer is made: the model goes to its device. `optimizer` is what the trainer is given."""

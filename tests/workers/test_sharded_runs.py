@@ -1,0 +1,187 @@
+"""Runs of sharded models: written by all workers, killed while they are, and gone on with by any number of workers."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit.forked import Child, start, tell
+from kit.sharded_models import MODELS, by_workers, data, distance, full, make
+from kit.sockets import free_port
+from torch import Tensor
+
+import headrace as hr
+from headrace.errors import CorruptError
+from headrace.store.checkpoints import Store
+
+EPOCHS = 4
+State = dict[str, Tensor]
+
+
+def trains(kind: str, run: str, epochs: int, sharded: bool = True, stop: int | None = None) -> State:
+    """Trains until so many epochs or steps have been; the weights then."""
+
+    trainer = make(kind, **({} if sharded else {"strategy": None}))
+    callbacks = [hr.BestModel("val/loss"), *([hr.EMA(0.9)] if kind == "tied" else [])]
+    where = hr.Run(run, every="1 step", keep=2)
+    sets = data(kind)
+    history = trainer.fit(sets, sets, epochs=epochs, steps=stop, progress=False, callbacks=callbacks, run=where)
+    assert history.rows[-1]["step"] == (stop or 7 * epochs)
+    return full(trainer.model)
+
+
+def as_group_of_one(port: int, kind: str, run: str, epochs: int) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    trains(kind, run, epochs)
+
+
+def goes_on_with_other_numbers(run: str) -> None:
+    for epochs, workers in enumerate((3, 2, 4), 1):
+        by_workers(trains, "tied", run, epochs, workers=workers)
+
+
+def store_of(run: Path) -> Store:
+    return Store(run / "checkpoints", None)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_any_number_of_workers_and_without_shards(tmp_path: Path) -> None:
+    run, other = tmp_path / "sharded", tmp_path / "alone"
+    with start(goes_on_with_other_numbers, tmp_path, str(run), limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+    assert (store_of(run).at(21) / "shard-00003-optim.safetensors").is_file()
+    with start(as_group_of_one, tmp_path, free_port(), "tied", str(run), 4) as child:
+        assert child.ending() == 0, child.output
+    assert not (store_of(run).at(28) / "shard-00001-optim.safetensors").exists()
+    model, read = MODELS["tied"](), MODELS["tied"]()
+    assert hr.load_weights(read, run, which="last") == 28
+    after = trains("tied", str(run), 5, sharded=False)
+    for epochs in range(1, 6):  # the last batches' cursors, and averages, are those of one worker, too
+        expected = trains("tied", str(other), epochs, sharded=False)
+    assert distance(after, expected) <= 1e-5
+    hr.load_weights(model, other, which=28)
+    assert distance(read.state_dict(), model.state_dict()) <= 1e-5
+
+
+def resumes_exactly(kind: str, run: str, other: str) -> None:
+    by_workers(trains, kind, run, EPOCHS, True, 10)
+    found = by_workers(trains, kind, run, EPOCHS)
+    expected = by_workers(trains, kind, other, EPOCHS)
+    assert distance(found, expected) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["measuring", "tied"])
+def test_as_many_workers_go_on_to_the_bit(kind: str, tmp_path: Path) -> None:
+    with start(resumes_exactly, tmp_path, kind, str(tmp_path / "a"), str(tmp_path / "b"), limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+
+
+# --- damage, and what reads a run ----------------------------------------------------------------------------
+
+
+def makes_a_run(run: str) -> None:
+    by_workers(trains, "layers", run, 1)
+
+
+def goes_on(run: str) -> None:
+    by_workers(trains, "layers", run, 2)
+
+
+@pytest.mark.slow
+def test_a_damaged_shard_is_noticed_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(makes_a_run, tmp_path, str(run)) as child:
+        assert child.ending() == 0, child.output
+    store = store_of(run)
+    assert store.verify(7).world == 2
+    parts = [store.load(7, lambda name: name == "model.safetensors", part).tensors for part in both_halves()]
+    complete = store.load(7).tensors["model.safetensors"]
+    assert {n: torch.cat([p["model.safetensors"][n] for p in parts]).tolist() for n in complete} == {
+        n: tensor.tolist() for n, tensor in complete.items()
+    }
+    damage(store.at(7) / "shard-00001-optim.safetensors")
+    with pytest.raises(CorruptError, match=r"shard-00001-optim.safetensors is not what was written"):
+        store.verify(7)
+    with pytest.raises(CorruptError, match=r"shard-00001-optim.safetensors is not what was written"):
+        store.load(7)
+    store.load(7, lambda name: name == "model.safetensors")  # which is sound
+    with start(goes_on, tmp_path, str(run)) as child:
+        assert child.ending() == 0, child.output
+        assert "going on from step 6" in child.output
+    assert hr.load_weights(MODELS["layers"](), run, which="last") == 14
+
+
+def both_halves() -> list[Any]:
+    from headrace.store.shards import RowPart
+
+    return [RowPart(0, 2), RowPart(1, 2)]
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+# --- kills ---------------------------------------------------------------------------------------------------
+
+
+def is_killed(run: str) -> None:
+    by_workers(tells_and_trains, run)
+
+
+def tells_and_trains(run: str) -> None:
+    tell(f"pid {os.getpid()}")
+    trains("layers", run, EPOCHS)
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_while_they_save_lose_nothing(tmp_path: Path) -> None:
+    """Each start is killed at a random moment of its savings, until one comes to the end."""
+    run, draw = tmp_path / "run", random.Random(7)
+    kills = 0
+    for attempt in range(8):
+        place = tmp_path / str(attempt)
+        place.mkdir()
+        with start(is_killed, place, str(run), limit_s=60) as child:
+            pids = [int(child.until("pid ")) for _ in range(2)]
+            if kills < 5:
+                until_saved(run, child)
+                time.sleep(draw.uniform(0, 0.6))
+                kills += is_sent(pids[draw.randrange(2)])
+            code = child.ending(60)
+        for step in store_of(run).steps():
+            store_of(run).verify(step)
+        if code == 0:
+            break
+    assert kills >= 3 and code == 0, child.output
+    with start(is_killed, tmp_path, str(tmp_path / "undisturbed"), limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+    found, expected = (
+        {**store_of(each).load(28).tensors["model.safetensors"]} for each in (run, tmp_path / "undisturbed")
+    )
+    assert distance(found, expected) == 0
+
+
+def until_saved(run: Path, child: Child) -> None:
+    """Returns once a checkpoint has been written since."""
+    before, end = newest(run), time.monotonic() + 20
+    while newest(run) == before and time.monotonic() < end and not child.wait(0.01):
+        pass
+
+
+def newest(run: Path) -> list[str]:
+    return sorted(commit.parent.name for commit in run.glob("checkpoints/*/COMMIT"))
+
+
+def is_sent(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
