@@ -159,7 +159,8 @@ def test_workers_that_are_killed_while_they_save_lose_nothing(tmp_path: Path) ->
             store_of(run).verify(step)
         if code == 0:
             break
-    assert kills >= 3 and code == 0, child.output
+    assert code == 0, child.output
+    assert kills >= 3
     with start(is_killed, tmp_path, str(tmp_path / "undisturbed"), limit_s=60) as child:
         assert child.ending(60) == 0, child.output
     found, expected = (
