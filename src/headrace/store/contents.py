@@ -172,12 +172,14 @@ class Opened:
         """The bytes of a file, in blocks that are valid until the next one; raises unless they are as written."""
         digest, count = hashlib.sha256(), 0
         room = memoryview(bytearray(min(PIECE_BYTES, written.size) or 1))
-        with self._open(written.name, written.size) as descriptor:
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                while length := file.readinto(room):
-                    digest.update(room[:length])
-                    count += length
-                    yield room[:length]
+        with (
+            self._open(written.name, written.size) as descriptor,
+            open(descriptor, "rb", buffering=0, closefd=False) as file,
+        ):
+            while length := file.readinto(room):
+                digest.update(room[:length])
+                count += length
+                yield room[:length]
         self._check(written, count, digest.hexdigest())
 
     def contents(
