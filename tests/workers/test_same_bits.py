@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,36 @@ def test_a_run_goes_on_with_as_many_parts_as_it_had(tmp_path: Path) -> None:
         goes_on("perceptron", run, 3)
     with pytest.raises(hr.CheckpointError, match="parts"):
         train("perceptron", {"epochs": EPOCHS, "run": run}, 4)
+
+
+def test_a_map_in_which_rows_meet_is_refused_and_one_that_changes_each_is_not() -> None:
+    def centered(fields: Any) -> Any:
+        return {**fields, "x": fields["x"] - fields["x"].mean(0)}
+
+    def doubled(fields: Any) -> Any:
+        return {**fields, "x": 2 * fields["x"]}
+
+    x = torch.randn(40, 4)
+    for change, refused in ((doubled, False), (centered, True)):
+        model = torch.nn.Linear(4, 2)
+        trainer = hr.Trainer(
+            model,
+            hr.CrossEntropy(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            batch_size=8,
+            strategy=hr.Synchronous(parts=4),
+        )
+        data = hr.map({"x": x, "y": (x[:, 0] > 0).long()}, change)
+        with pytest.raises(ConfigError, match="centered makes other bits") if refused else nullcontext():
+            trainer.fit(data, epochs=1, progress=False)
+        assert trainer.updates.count == (0 if refused else 5), "before the first update"
+
+
+def test_a_microbatch_that_a_later_batch_does_not_fit_is_refused_before_the_first_update() -> None:
+    model, strategy = torch.nn.Linear(4, 2), hr.Synchronous(parts=4)
+    sizes: Any = {0: 8, "1 epoch": 32}
+    settings: dict[str, Any] = {"batch_size": sizes, "microbatch": 4, "strategy": strategy}
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+    with pytest.raises(ConfigError, match="less than the 8 rows of a part of the largest batch"):
+        trainer.fit((torch.randn(40, 4), torch.zeros(40, dtype=torch.int64)), epochs=2, progress=False)
+    assert trainer.updates.count == 0

@@ -15,7 +15,7 @@ from ..store import rng
 from .batch import Batch, Stream
 from .draws import Draws
 from .encoding import Categories, Encoding
-from .fields import Field, map_tensors, nbytes_of
+from .fields import Field, cat, map_tensors, nbytes_of, tensors_of
 from .ragged import Ragged
 from .source import Table
 from .views import Wrapper, blocks_of, digest, name_of
@@ -129,6 +129,27 @@ def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
             f"map(): {name_of(change)} made {found.rows} rows of {batch.rows}. A map keeps rows; filter() drops some."
         )
     return found
+
+
+def check_rows_stay_apart(table: Table) -> None:
+    """Raises if a row that a map makes depends on other rows, as far as the first rows of the table show it."""
+    while isinstance(table, Wrapper):
+        stop = min(PROBE, len(table))
+        if isinstance(table, Mapped) and stop > 1:
+            with _probe():
+                together, apart = table.rows(0, stop), [table.rows(0, stop // 2), table.rows(stop // 2, stop)]
+            for name, field in together.fields.items():
+                one, other = tensors_of(field), tensors_of(cat([batch[name] for batch in apart]))
+                if [*map(_bits, one)] != [*map(_bits, other)]:
+                    raise ConfigError(
+                        f"map(): {name_of(table.change)} makes other bits of a row when it is given other rows with "
+                        "it, and parts= promises the same bits for any number of workers. Change each row by itself."
+                    )
+        table = table.table
+
+
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def owned(batch: Batch) -> Batch:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..data.maps import check_rows_stay_apart
+from ..data.reader import Reader
 from ..errors import ConfigError
 from ..length import Counters, Length, interval, limits
 from ..step import check
@@ -63,6 +65,8 @@ def make_loop(
     run = Run.of(run)
     checkpointer = Checkpointer(workers.strategy, run)
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
+    if trainer.strategy.parts and isinstance(source, Reader):
+        check_rows_stay_apart(source.table)
     bounds = limits(epochs, steps, samples, minutes)
     source = workers.source(source, trainer.batch_sizes.first, bounds)
     if not workers.leads:
