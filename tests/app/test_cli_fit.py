@@ -261,3 +261,21 @@ def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:
         child.send(signal.SIGINT)
         assert child.ending() == 130
         assert child.output == "headrace: interrupted\n"
+
+
+# --- devices --------------------------------------------------------------------------------------------
+
+
+def test_the_device_is_that_of_the_option_unless_the_recipe_names_another(place: Path, capsys: Any) -> None:
+    assert headrace("fit", "sines.py:small", "--device", "cpu", "--epochs", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 5
+    assert "device='nonsense' is not a device" in refused(capsys, "fit", "sines.py:small", "--device", "nonsense")
+    (place / "own.py").write_text(
+        "import torch\nimport headrace as hr\nfrom sines import rows\n"
+        "def own() -> hr.Recipe:\n"
+        "    model = torch.nn.Linear(5, 2)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    return hr.Recipe(hr.Trainer(model, hr.CrossEntropy(), optimizer, device='cpu'), rows(8))\n"
+    )
+    said = refused(capsys, "fit", "own.py", "--device", "meta", "--epochs", "1")
+    assert "--device meta: the recipe trains on cpu, which it names itself" in said

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, RunError
-from ...store.parents import step_of
 from .of_recipe import Files, Found, Given, OfRecipe
 from .options import INTERRUPTED, PREEMPTED, Options, UsageError
 from .output import numbers, print_line, print_result, print_text
@@ -78,6 +77,7 @@ def _fork(
         config: options from a file, YAML or JSON; may be given several times
     """
     from ...record.record import Record
+    from ...store.parents import step_of
     from ..recipe import changed_arguments, made_again
 
     run, step = step_of(parent)
@@ -140,7 +140,11 @@ def _find_of_run(words: Sequence[str]) -> Found:
 
 def _find_of_parent(words: Sequence[str]) -> Found:
     """As `_find_of_run`, of the run of which the first word names a step."""
-    return _find_of_run([str(step_of(words[0])[0]), *words[1:]] if words and not words[0].startswith("-") else words)
+    if not words or words[0].startswith("-"):
+        return Found()
+    from ...store.parents import step_of
+
+    return _find_of_run([str(step_of(words[0])[0]), *words[1:]])
 
 
 def _value_of(words: Sequence[str], flag: str) -> str | None:

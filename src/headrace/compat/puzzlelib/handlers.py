@@ -202,11 +202,11 @@ class Trainer(Handler):
             optimizer.setupOn(self.module)
         parts = self.module, self.cost, optimizer.torch
         if parts != self._parts:
-            optimizer.use_by(None)
+            optimizer.attach(None)
             self._parts, self._objective = parts, _CostObjective(self.cost)
             self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
             self._alone = self._native.device.type == "cpu" and here().count == 1
-        optimizer.use_by(self._native)
+        optimizer.attach(self._native)
         self._objective.follow(form)
 
 

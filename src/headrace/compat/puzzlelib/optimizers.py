@@ -64,7 +64,7 @@ class Optimizer:
 
     def setupOn(self, mod: nn.Module, useGlobalState: bool = False) -> None:
         """Prepares to update a module. `useGlobalState` joined the parameters in one vector, as is always done here."""
-        self.use_by(None)
+        self.attach(None)
         self.module = mod
         params = [param for param in mod.parameters() if param.requires_grad]
         self.torch = self.make(params)
@@ -87,7 +87,7 @@ class Optimizer:
         self._ready().step()
         self.t += 1
 
-    def use_by(self, trainer: "NativeTrainer | None") -> None:
+    def attach(self, trainer: "NativeTrainer | None") -> None:
         """From now on this trainer updates with it; one that did so before lets go of the parameters."""
         if self.user is not trainer:
             if self.user is not None:
