@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from inference import INFERENCE
+from logged import LOGGED
 from machine import in_words, machine
 from peers import OFTEN, PEERS, Peer
 from process import first_seconds, import_seconds, memory
@@ -28,7 +29,7 @@ from timing import Job, Sample, interleave, ratio, silence, table
 from work import WORKS, Work
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
-PARTS = (*WORKS, *INFERENCE, "import", "first", "memory")
+PARTS = (*WORKS, *INFERENCE, *LOGGED, "import", "first", "memory")
 WARM_UP_ROWS = 1024
 COMPARE = {"<=": operator.le, ">=": operator.ge}
 
@@ -76,6 +77,7 @@ TARGETS = (
     Target("a", "skorch", "headrace", ">=", 2.0),
     Target("validate", "raw", "headrace", ">=", 1.3),
     Target("predict", "raw", "headrace", ">=", 1.3),
+    Target("log", "headrace", "raw", "<=", 0.9),
 )
 IMPORT_LIMIT_S, RECORDING_LIMIT_S = 0.1, 1.0
 
@@ -146,6 +148,10 @@ def measure_speed(part: str, peers: list[Peer], repeats: int) -> tuple[Any, list
         work, tolerance, passes = WORKS["a"], 1e-3, 6
         title = f"{part}, {work.title.split(',')[0]}"
         prepare = {name: one for name, one in INFERENCE[part].items() if name in names}
+    elif part in LOGGED:
+        work, tolerance, passes = WORKS["a"], 0.25, 2
+        title = f"fit that logs every update, {work.title}"
+        prepare = {name: one for name, one in LOGGED[part].items() if name in names}
     else:
         work, tolerance, passes = WORKS[part], 0.25, 4
         title = f"fit, {work.title}"

@@ -322,3 +322,14 @@ def test_a_training_under_a_profiler_is_left_to_torch(profiler: Callable[[], Any
     with profiler():
         trainer.fit({"x": x, "y": y}, epochs=1, progress=False)
     assert trainer.tape_note == "passes are left to torch: a profiler looks on"
+
+
+@pytest.mark.parametrize(("small", "note"), [(tapes.SMALL, "eager pass"), (0, "so large")])
+def test_a_pass_of_many_small_operations_is_not_too_large(small: int, note: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tapes, "LARGEST", 64 << 10)
+    monkeypatch.setattr(tapes, "SMALL", small)
+    model = nn.Sequential(*[layer for _ in range(40) for layer in (nn.Linear(8, 8), nn.ReLU())])
+    x, y = torch.randn(16 * 128, 8), torch.randint(0, 8, (16 * 128,))
+    trainer = hr.Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=128)
+    trainer.fit((x, y), epochs=1, progress=False)
+    assert note in trainer.tape_note

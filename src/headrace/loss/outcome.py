@@ -103,17 +103,16 @@ class LossSums:
     """Sums and weights of loss terms, added up over many updates; read where it is reported."""
 
     def __init__(self) -> None:
-        self._coefficients: dict[str, float] = {}
-        self._sums: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
+        self._terms: dict[str, list[float]] = {}  # of each its coefficient, sum and weight
         self._waiting: dict[str, list[tuple[Weight, Weight]]] = {}
 
     def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
         """One update's term. What is still on the device waits there."""
-        self._coefficients[name] = coefficient
+        term = self._terms.setdefault(name, [coefficient, 0.0, 0.0])
+        term[0] = coefficient
         if type(total) is float and type(weight) is float:
-            self._sums[name] = self._sums.get(name, 0.0) + total
-            self._weights[name] = self._weights.get(name, 0.0) + weight
+            term[1] += total
+            term[2] += weight
             return
         waiting = self._waiting.setdefault(name, [])
         waiting.append((total, weight))
@@ -135,7 +134,7 @@ class LossSums:
         """Coefficient, sum and weight of every term."""
         for name in list(self._waiting):
             self._fold(name)
-        return {name: [c, self._sums[name], self._weights[name]] for name, c in self._coefficients.items()}
+        return {name: [*term] for name, term in self._terms.items()}
 
     @classmethod
     def of(cls, totals: Sequence[Mapping[str, Sequence[float]]]) -> "LossSums":
@@ -155,30 +154,24 @@ class LossSums:
         return parts[0] if len(parts) == 1 else cls.of([part.totals() for part in parts])
 
     def reset(self) -> None:
-        for kept in (self._coefficients, self._sums, self._weights, self._waiting):
-            kept.clear()
+        self._terms, self._waiting = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added; what waits on a device is not added up for it, which would round differently."""
         waiting = {name: [_column(part) for part in zip(*pairs, strict=True)] for name, pairs in self._waiting.items()}
-        return {
-            "coefficients": dict(self._coefficients),
-            "sums": dict(self._sums),
-            "weights": dict(self._weights),
-            "waiting": {name: columns for name, columns in waiting.items() if columns},
-        }
+        terms = {name: [*term] for name, term in self._terms.items()}
+        return {"terms": terms, "waiting": {name: columns for name, columns in waiting.items() if columns}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._coefficients, self._sums = dict(state["coefficients"]), dict(state["sums"])
-        self._weights = dict(state["weights"])
-        self._waiting = {
-            name: list(zip(*map(list, columns), strict=True)) for name, columns in state["waiting"].items()
+        self._terms = {
+            name: [coefficient, total, weight] for name, (coefficient, total, weight) in state["terms"].items()
         }
+        self._waiting = {name: list(zip(*map(list, each), strict=True)) for name, each in state["waiting"].items()}
 
     def _fold(self, name: str) -> None:
-        waiting = self._waiting.pop(name, [])
-        self._sums[name] = self._sums.get(name, 0.0) + _added([total for total, _ in waiting])
-        self._weights[name] = self._weights.get(name, 0.0) + _added([weight for _, weight in waiting])
+        waiting, term = self._waiting.pop(name, []), self._terms[name]
+        term[1] += _added([total for total, _ in waiting])
+        term[2] += _added([weight for _, weight in waiting])
 
 
 def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:

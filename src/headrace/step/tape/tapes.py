@@ -28,7 +28,9 @@ Eager = Callable[[Batch, Recording | None, bool], Mapping[str, Term]]
 """A pass by torch, recorded if a recording is given; and whether it is the update's, or one beside it."""
 Replay = Callable[[Tape, Batch], Mapping[str, Term]]
 LARGEST = 16 << 20
-"""Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
+"""Bytes of gradients or of planned memory from which on a pass of few operations is arithmetic, and saves little."""
+SMALL = 32 << 10
+"""Bytes that each operation may have beside: a pass of many small operations is not large for that."""
 MADE = 8 * LARGEST
 """Bytes of all that a pass makes from which on it is not even tried."""
 SLOW = 500e-6
@@ -271,7 +273,8 @@ class Tapes:
             return recording.problem or problem
         if is_auto and kind.eager_s > SLOW * len(recording.calls):
             return TOO_SLOW
-        if is_auto and (sum(made) > MADE or max(made, default=0) > LARGEST):
+        beside = SMALL * len(recording.calls)
+        if is_auto and (sum(made) > MADE + 8 * beside or max(made, default=0) > LARGEST):
             return TOO_LARGE
         after, draws = self._snapshot(), any(call.random for call in recording.calls)
         before.restore(draws)
@@ -280,7 +283,7 @@ class Tapes:
             program = Builder(recording, found, first, self._memory, self._forms).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
             kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
-            problem = TOO_LARGE if is_auto and program.nbytes > LARGEST else ""
+            problem = TOO_LARGE if is_auto and program.nbytes > LARGEST + beside else ""
         except Exception as error:  # torch's pass has been made, and counts
             problem = f"{type(error).__name__} while it was built: {error}"
         after.restore(draws)
