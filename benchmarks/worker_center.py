@@ -1,80 +1,93 @@
-"""What a meeting with the center on a Ray cluster costs: beside the bare call of an actor, with as many bytes.
+"""What an exchange with the center costs, in processes of this machine: beside as many bytes over a bare connection.
 
-Both are made by the same worker, in turns: vectors go there, and as many come back. The bare actor gives back what it
-gets; the center applies what it gets, remembers the rows it comes from, and answers with its weights.
+Both are made by worker 1, in turns: 4 MB go to a thread of worker 0, and as many come back. The bare connection gives
+back what it gets; the center merges, records the rows, and answers with the weights.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable, Mapping
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import torch
 from timing import Sample, silence
+from torch import Tensor
 
 import headrace as hr
-from headrace.workers.center import LeaseTerms, Push
+from headrace.workers.center import Center, HostWeights
+from headrace.workers.comm import Comm
 from headrace.workers.here import here
+from headrace.workers.leases import Leases
 
 BYTES = 4 << 20
 CALLS, WARM_UP = 30, 5
-RAW, CENTER = "ray: a bare call", "headrace: push and pull"
+RAW, CENTER = "a bare connection", "headrace: exchange"
+KEY = b"benchmark"
 
 
 def measure(repeats: int) -> dict[str, Sample]:
-    """Seconds of so many exchanges, in a cluster of our own on this machine."""
+    """Seconds of so many exchanges, in two processes."""
     with silence():
-        found = hr.launch(_exchange, hr.Elastic(every="1 step"), repeats, workers=2, engine="ray", timeout_s=60)
+        found = hr.launch(_exchange, repeats, workers=2, engine="processes", timeout_s=60)
     return {name: Sample(seconds) for name, seconds in found.items()}
 
 
-def _exchange(strategy: hr.Elastic, repeats: int) -> dict[str, list[float]]:
-    """In each worker; the first one measures."""
+def _exchange(repeats: int) -> dict[str, list[float]]:
+    """In each worker; worker 1 measures, worker 0 serves."""
     comm = here()
+    weights = HostWeights({f"layer.{k}": torch.zeros(BYTES // 4 // 8) for k in range(8)})
+    center = Center(HostWeights(weights.named), Leases(1 << 40, 1), _merge, comm.count) if comm.leader else None
+    client = comm.open_center(center, weights)
+    bare = _bare(comm)
+    found: dict[str, list[float]] = {RAW: [], CENTER: []}
     if not comm.leader:
-        return {}
-    strategy.join(comm)
-    rivals: Mapping[str, Callable[[], None]] = {RAW: _raw(), CENTER: _center(strategy, comm.center)}
-    for exchange in rivals.values():
-        for _ in range(WARM_UP):
-            exchange()
-    found: dict[str, list[float]] = {name: [] for name in rivals}
-    draw = random.Random(0)
-    for _ in range(repeats):
-        for name in draw.sample(list(rivals), len(rivals)):
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                rivals[name]()
-            found[name].append(time.perf_counter() - start)
-    comm.center.leave()
-    return found
+        buffer: Any = memoryview(weights.flat.numpy())
+
+        def raw() -> None:
+            bare.send_bytes(buffer)
+            bare.recv_bytes_into(buffer)
+
+        def exchange() -> None:
+            client.call("exchange", {"rows": 0, "used": [], "terms": {}}, weights)
+
+        rivals = {RAW: raw, CENTER: exchange}
+        draw = random.Random(0)
+        for repeat in range(repeats + 1):
+            for name in draw.sample(list(rivals), len(rivals)):
+                start = time.perf_counter()
+                for _ in range(CALLS if repeat else WARM_UP):
+                    rivals[name]()
+                if repeat:
+                    found[name].append(time.perf_counter() - start)
+    client.call("leave")
+    client.close()
+    gathered = comm.all_gather(found)
+    return {name: list(map(float, seconds)) for name, seconds in gathered[1].items()}
 
 
-def _raw() -> Callable[[], None]:
-    import ray
-
-    class Echo:  # in here, so that its process needs nothing of this module
-        def call(self, vector: Any) -> Any:
-            return vector
-
-    actor, vector = ray.remote(num_cpus=0)(Echo).remote(), torch.zeros(BYTES // 4).numpy()
-
-    def exchange() -> None:
-        ray.get(actor.call.remote(vector))
-
-    return exchange
+def _merge(center: list[Tensor], worker: list[Tensor]) -> None:
+    hr.Elastic(alpha=0.5, take_center=True).merge(center, worker)
 
 
-def _center(strategy: hr.Elastic, center: Any) -> Callable[[], None]:
-    weights = {f"layer.{k}": torch.zeros(BYTES // 4 // 8) for k in range(8)}
-    version = center.join(strategy.rule, LeaseTerms(rows=1 << 40, lease=1 << 40), weights).version
-    sequence = 0
+def _bare(comm: Comm) -> Connection:
+    """A connection between the two workers; a thread of worker 0 gives back what it gets."""
+    if not comm.leader:
+        return Client(tuple(comm.share()), authkey=KEY)
+    listener = Listener(("127.0.0.1", 0), authkey=KEY)
+    comm.share(list(listener.address))
+    connection = listener.accept()
+    threading.Thread(target=_echo, args=(connection,), daemon=True).start()
+    return connection
 
-    def exchange() -> None:
-        nonlocal version, sequence
-        sequence += 1
-        version = center.exchange(Push(sequence, version, weights, rows=0)).version
 
-    return exchange
+def _echo(connection: Connection) -> None:
+    buffer: Any = memoryview(bytearray(BYTES))
+    while True:
+        try:
+            connection.recv_bytes_into(buffer)
+            connection.send_bytes(buffer)
+        except (OSError, EOFError):
+            return

@@ -2,11 +2,10 @@
 
     python benchmarks/workers.py [--quick] [--only steps,link,center,virtual,parts]
 
-Two processes of one thread each, on one host; on two hosts joined by a slow link for `link`, which needs root; actors
-of a Ray cluster on this machine for `center`; one process for `virtual`; one, two and four for `parts`. Every repeat
-times every rival, in an order drawn anew; a ratio is the median of the repeats' quotients. `ddp-again` is the loop by
-hand once more: its distance from 1 is the noise of the run. The peers come with `pip install .[bench,ray]`; a missing
-one is skipped.
+Two processes of one thread each, on one host; on two hosts joined by a slow link for `link`, which needs root; one
+process for `virtual`; one, two and four for `parts`. Every repeat times every rival, in an order drawn anew; a ratio is
+the median of the repeats' quotients. `ddp-again` is the loop by hand once more: its distance from 1 is the noise of the
+run. The peers come with `pip install .[bench]`; a missing one is skipped.
 """
 
 from __future__ import annotations
@@ -122,17 +121,14 @@ def measure_link(quick: bool, repeats: int, report: Report) -> None:
 
 
 def measure_center(quick: bool, repeats: int, report: Report) -> None:
-    """A push and a pull of 4 MB by the center on Ray, beside the bare call of an actor."""
-    if not has("ray"):
-        report.say("\ncenter: skipped, Ray is not installed")
-        return
+    """An exchange of 4 MB with the center, beside as many bytes over a bare connection."""
     from worker_center import CALLS, CENTER, RAW, measure
 
     samples = measure(repeats)
-    report.say("\ncenter: 4 MB to an actor on Ray and 4 MB back")
-    show(report, samples, RAW, CALLS / 1e3, ("ms", "x a bare call"))
+    report.say("\ncenter: 4 MB to a thread of worker 0 and 4 MB back; two processes")
+    show(report, samples, RAW, CALLS / 1e3, ("ms", "x a bare connection"))
     report.record["center"] = {name: sample.seconds for name, sample in samples.items()}
-    judge(report, "center: push and pull / bare call", samples, Target("center", CENTER, RAW, "<=", CENTER_LIMIT))
+    judge(report, "center: exchange / bare connection", samples, Target("center", CENTER, RAW, "<=", CENTER_LIMIT))
 
 
 def measure_virtual(quick: bool, repeats: int, report: Report) -> None:

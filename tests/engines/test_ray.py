@@ -102,7 +102,9 @@ def test_the_first_error_is_the_cause_and_names_its_worker(cluster: Any, how: st
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_cannot_be_sent_to_a_worker_is_named(cluster: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=r"have to be sent to the workers, and cannot be: TypeError: .*lock"):
+    with pytest.raises(
+        hr.ConfigError, match=r"are sent to the workers, and cannot be: TypeError: .*lock"
+    ):
         job(print, threading.Lock())
 
 

@@ -24,7 +24,7 @@ from ..store import system
 from ..workers.heartbeat import explain, read_end
 from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
-from .worker import FAILED, HELD, environment, main, may_work_again, unpack
+from .worker import FAILED, HELD, Outcome, environment, main, pack, restarting, unpack, variables
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # otherwise a new interpreter imports from the working directory, perhaps a run
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
@@ -38,6 +38,9 @@ def run(job: Job) -> Result:
     """Runs the job's workers to their end; the result of worker 0."""
     _check_place()
     devices = _devices(job)
+    home = getattr(job.main, "__module__", None)
+    if home == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise ConfigError(f"main={job.main!r} is in no file that workers could read. Put it into a module.")
     packed = pack(job)
     with ExitStack() as stack:
         stack.enter_context(environment(_settings(job, devices)))
@@ -45,23 +48,22 @@ def run(job: Job) -> Result:
         room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-")))
         asked = _asked_to_end()
         store = listen(LOOPBACK, 0, job.timeout_s)
-        for attempt in range(job.restarts + 1):
+
+        def start(attempt: int) -> Outcome:
             file = room / f"job-{attempt}"
             file.write_bytes(packed)
             error = WorkerProcesses(job, str(file), store, attempt, asked).error()
             if asked:
                 raise _ending(asked[0])
-            if error is None:
-                break
-            if attempt == job.restarts or not may_work_again(error):
+            if error is not None:
                 raise error
-            sys.stderr.write(
-                f"headrace: {error}\nheadrace: all workers start again ({attempt + 1} of {job.restarts}).\n"
-            )
-        outcome = Path(f"{file}-outcome")
-        if not outcome.exists():
-            raise SystemExit(0)  # as the function itself would have done
-        return unpack(pickle.loads(outcome.read_bytes()))
+            outcome = Path(f"{file}-outcome")
+            if not outcome.exists():
+                raise SystemExit(0)  # as the function itself would have done
+            found: Outcome = pickle.loads(outcome.read_bytes())
+            return found
+
+        return unpack(restarting(job, start))
 
 
 class WorkerProcesses:
@@ -77,7 +79,7 @@ class WorkerProcesses:
             self._processes = []
             with environment(SAFE_PATH):
                 for worker in range(job.workers):
-                    place = _place(worker, job.workers, store.port, attempt) | path
+                    place = variables(worker, job.workers, worker, job.workers, 0, LOOPBACK, store.port, attempt) | path
                     process = context.Process(target=main, args=(file, os.getpid(), place))
                     process.start()
                     self._processes.append(process)
@@ -158,20 +160,6 @@ def _how(status: int) -> str:
     )
 
 
-def pack(job: Job) -> bytes:
-    """The function and its arguments for a worker, to which nothing of them is shared with anybody."""
-    home = getattr(job.main, "__module__", None)
-    if home == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        raise ConfigError(f"main={job.main!r} is in no file that workers could read. Put it into a module.")
-    try:
-        return pickle.dumps((job.main, tuple(job.arguments)))
-    except Exception as error:
-        raise ConfigError(
-            f"main and its arguments are sent to the workers, and cannot be: {type(error).__name__}: {error}. Define "
-            "main at the top level of a module, and make in it what cannot be sent: open files, locks, threads."
-        ) from error
-
-
 def _check_place() -> None:
     """Whether workers started here would find the function."""
     if getattr(current_process(), "_inheriting", False):
@@ -204,21 +192,6 @@ def _devices(job: Job) -> list[str] | None:
 
 
 # --- around it ---------------------------------------------------------------------------------------------
-
-
-def _place(worker: int, count: int, port: int, attempt: int) -> dict[str, str]:
-    """What torchrun would put into the environment of a worker."""
-    return {
-        "RANK": str(worker),
-        "WORLD_SIZE": str(count),
-        "LOCAL_RANK": str(worker),
-        "LOCAL_WORLD_SIZE": str(count),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
 
 
 def _settings(job: Job, devices: list[str] | None) -> dict[str, str]:

@@ -19,14 +19,13 @@ from ..workers.here import current_comm
 from ..workers.join import LOOPBACK, attempt_of, listen
 from .generators import seed
 from .job import Job, Result, work
-from .worker import Outcome, ProgramPlace, environment, may_work_again, pack_result, unpack, write_to_store
+from .worker import Outcome, ProgramPlace, environment, pack, pack_result, restarting, unpack, variables, write_to_store
 
 OLDEST = (2, 54)
 """Before it, a page in the user's browser can delete jobs (CVE-2026-27482)."""
 INSTALL = 'pip install "headrace[ray]"'
 START_S = 120.0
 """How long workers may take at least to be placed and to start, however little time others give them later."""
-LOOK_S = 0.5
 GATHER_S = 5.0
 """How long the others have to end by themselves after a failure."""
 
@@ -36,17 +35,8 @@ def run(job: Job) -> Result:
     with ExitStack() as stack:
         ray, gpus = stack.enter_context(_connected(job))
         group = _placed(ray, job, gpus, stack)
-        packed = ray.put((_packed(job), ProgramPlace.here()))
-        for attempt in range(job.restarts + 1):
-            try:
-                return unpack(_Start(ray, job, gpus, group, attempt).outcome(packed))
-            except Exception as error:
-                if attempt == job.restarts or not may_work_again(error):
-                    raise
-                sys.stderr.write(
-                    f"headrace: {error}\nheadrace: all workers start again ({attempt + 1} of {job.restarts}).\n"
-                )
-    raise AssertionError("unreachable")
+        packed = ray.put((pack(job, import_module("ray.cloudpickle").dumps), ProgramPlace.here()))
+        return unpack(restarting(job, lambda attempt: _Start(ray, job, gpus, group, attempt).outcome(packed)))
 
 
 class WorkerActor:
@@ -54,19 +44,16 @@ class WorkerActor:
 
     def node(self) -> str:
         """The machine that it is on."""
-        import ray
+        return str(import_module("ray").get_runtime_context().get_node_id())
 
-        return str(ray.get_runtime_context().get_node_id())
-
-    def work(self, packed: tuple[bytes, ProgramPlace], variables: Mapping[str, str]) -> Outcome:
+    def work(self, packed: tuple[bytes, ProgramPlace], place: Mapping[str, str]) -> Outcome:
         """Calls the function as a process of torchrun would; what worker 0 has to give."""
-        from ray import cloudpickle
-
-        os.environ.update(variables)
-        worker = int(variables["RANK"])
+        cloudpickle = import_module("ray.cloudpickle")
+        os.environ.update(place)
+        worker = int(place["RANK"])
         try:
-            function, place = packed
-            place.enter()
+            function, program = packed
+            program.enter()
             main, arguments = cloudpickle.loads(function)
             seed(worker)
             result = work(main, arguments)
@@ -104,11 +91,8 @@ class _Start:
                 nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=self._limit_s)
             except ray.exceptions.RayError as error:
                 raise WorkerError(f"Ray could not start {self._job.workers} workers: {_first_line(error)}") from None
-            calls = [
-                actor.work.remote(packed, self._variables(worker, nodes)) for worker, actor in enumerate(self._actors)
-            ]
-            failed = self._failed(calls)
-            if failed:
+            calls = [actor.work.remote(packed, self._variables(k, nodes)) for k, actor in enumerate(self._actors)]
+            if failed := self._failed(calls):
                 raise explain(self._store, self._job.workers, failed)
             outcome: Outcome = ray.get(calls[0])
             return outcome
@@ -122,7 +106,7 @@ class _Start:
         failed: dict[int, str] = {}
         end = float("inf")
         while left and time.monotonic() < end:
-            done, left = ray.wait(left, timeout=LOOK_S)
+            done, left = ray.wait(left, timeout=1)
             for call in done:
                 try:
                     ray.get(call)
@@ -137,33 +121,10 @@ class _Start:
         return failed
 
     def _variables(self, worker: int, nodes: list[str]) -> dict[str, str]:
-        """What torchrun would put into the environment of a worker."""
-        mine = nodes[worker]
-        return {
-            "RANK": str(worker),
-            "WORLD_SIZE": str(len(nodes)),
-            "LOCAL_RANK": str(nodes[:worker].count(mine)),
-            "LOCAL_WORLD_SIZE": str(nodes.count(mine)),
-            "GROUP_RANK": str(sorted(set(nodes), key=nodes.index).index(mine)),
-            "MASTER_ADDR": self._host,
-            "MASTER_PORT": str(self._port),
-            "TORCHELASTIC_RESTART_COUNT": str(self._attempt),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "HEADRACE_TIMEOUT_S": f"{self._job.timeout_s:g}",
-        }
-
-
-def _packed(job: Job) -> bytes:
-    from ray import cloudpickle
-
-    try:
-        data: bytes = cloudpickle.dumps((job.main, tuple(job.arguments)))
-        return data
-    except Exception as error:
-        raise ConfigError(
-            f"main and its arguments have to be sent to the workers, and cannot be: {type(error).__name__}: {error}. "
-            "Make within main what cannot be sent: open files, connections, threads, locks."
-        ) from error
+        local, count = nodes[:worker].count(nodes[worker]), nodes.count(nodes[worker])
+        node = sorted(set(nodes), key=nodes.index).index(nodes[worker])
+        found = variables(worker, len(nodes), local, count, node, self._host, self._port, self._attempt)
+        return found | {"HEADRACE_TIMEOUT_S": f"{self._job.timeout_s:g}"}
 
 
 def _placed(ray: Any, job: Job, gpus: bool, stack: ExitStack) -> Any:
@@ -222,8 +183,8 @@ def _connected(job: Job) -> Iterator[tuple[Any, bool]]:
         finally:
             ray.shutdown()
     else:
-        with _own(job) as ray:
-            yield ray, _gpus(job) > 0
+        with _own(job) as found:
+            yield found
 
 
 def _has_gpus(ray: Any, job: Job) -> bool:
@@ -244,12 +205,14 @@ def _has_gpus(ray: Any, job: Job) -> bool:
 
 
 @contextmanager
-def _own(job: Job) -> Iterator[Any]:
+def _own(job: Job) -> Iterator[tuple[Any, bool]]:
     """A cluster that only this machine can reach, and only with its token."""
     if job.nodes > 1:
         raise ConfigError(
             f"nodes={job.nodes} need a Ray cluster that is there: set RAY_ADDRESS, or call ray.init first."
         )
+    gpus = torch.cuda.device_count() if job.devices is None else len(job.devices)
+    _enough(job, gpus)
     settings = {"RAY_USAGE_STATS_ENABLED": "0"}
     if "ray" not in sys.modules:  # Ray reads it once
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -262,7 +225,7 @@ def _own(job: Job) -> Iterator[Any]:
             ray.init(
                 address="local",
                 num_cpus=job.workers,  # workers need one each, however few there are
-                num_gpus=_gpus(job),
+                num_gpus=gpus,
                 include_dashboard=False,
                 logging_level=logging.WARNING,
                 _node_ip_address=LOOPBACK,
@@ -270,16 +233,9 @@ def _own(job: Job) -> Iterator[Any]:
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
             raise RunError(f"Ray could not be started on this machine: {_first_line(error)}") from error
         try:
-            yield ray
+            yield ray, gpus > 0
         finally:
             ray.shutdown()
-
-
-def _gpus(job: Job) -> int:
-    """How many accelerators workers have together, on this machine."""
-    count = torch.cuda.device_count() if job.devices is None else len(job.devices)
-    _enough(job, count)
-    return count
 
 
 def _enough(job: Job, gpus: int) -> None:

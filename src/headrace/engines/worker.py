@@ -22,7 +22,7 @@ from ..workers.heartbeat import write_end, write_report
 from ..workers.here import current_comm
 from ..workers.join import attempt_of, connect, within
 from .generators import seed
-from .job import Result, work
+from .job import Job, Result, work
 
 FAILED = 1
 ORPHANED_S = 10.0  # that a worker has for its last checkpoint when whoever has started it is gone
@@ -87,6 +87,47 @@ def unpack(outcome: Outcome) -> Result:
     """What a worker has returned."""
     value, weights = outcome
     return Result(pickle.loads(value), wire.unpack(torch.frombuffer(bytearray(weights), dtype=torch.uint8)))
+
+
+def pack(job: Job, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
+    """The function and its arguments for a worker, to which nothing of them is shared with anybody."""
+    try:
+        return dumps((job.main, tuple(job.arguments)))
+    except Exception as error:
+        raise ConfigError(
+            f"main and its arguments are sent to the workers, and cannot be: {type(error).__name__}: {error}. Define "
+            "main at the top level of a module, and make in it what cannot be sent: open files, locks, threads."
+        ) from error
+
+
+def variables(
+    worker: int, count: int, local: int, local_count: int, node: int, host: str, port: int, attempt: int
+) -> dict[str, str]:
+    """What torchrun would put into the environment of a worker, whose store another process keeps."""
+    return {
+        "RANK": str(worker),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(local_count),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def restarting(job: Job, start: Callable[[int], Outcome]) -> Outcome:
+    """What all workers come to; after a failure all are started again, as often as the job allows."""
+    for attempt in range(job.restarts):
+        try:
+            return start(attempt)
+        except Exception as error:
+            if not may_work_again(error):
+                raise
+            again = f"all workers start again ({attempt + 1} of {job.restarts})."
+            sys.stderr.write(f"headrace: {error}\nheadrace: {again}\n")
+    return start(job.restarts)
 
 
 def may_work_again(error: BaseException) -> bool:

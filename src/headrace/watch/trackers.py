@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import struct
+import threading
 import time
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +26,10 @@ from .rows import was_interrupted
 if TYPE_CHECKING:
     from .info import Info
 
+MOST_WAITING = 10_000
+"""Reports that are kept while they cannot be passed on."""
+END_S, END_SHARE = 5.0, 0.01
+"""How long the end of a training waits for another program: seconds, or a share of its time if that is more."""
 AT_ONCE = 1000  # metrics that MLflow takes in one call
 PARAMS_AT_ONCE = 100
 LONGEST = 500  # letters of a parameter's value, which older servers take too
@@ -41,7 +47,9 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 class Tracker(Callback, ABC):
     """Passes reports on to another program; the id of the record is saved, and a resumed training goes on in it.
 
-    A report that cannot be passed on is kept and passed on with the next one; the training goes on.
+    A thread sends, so that no update waits for a server that is slow or gone. A report that cannot be passed on is kept
+    and passed on with the next one: the newest `MOST_WAITING` of them. The end of a training waits no longer for a
+    server than a hundredth of its time, or five seconds.
     """
 
     everywhere = False
@@ -55,11 +63,13 @@ class Tracker(Callback, ABC):
         self._params, self._artifacts = flattened(params or {}), [Path(path) for path in artifacts]
         self.id = ""
         """The other program's id for this training, once it has begun."""
-        self._waiting: list[Row] = []
+        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
         self._failing = self._begun = False
+        self._failure: tuple[int, Exception] | None = None
+        self._sender: _Sender | None = None
 
     def forget(self) -> None:
-        self.id, self._waiting = "", []
+        self.id, self._waiting = "", deque(maxlen=MOST_WAITING)
         self._failing = self._begun = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,18 +88,22 @@ class Tracker(Callback, ABC):
                 f"{type(self).__name__} could not begin: {type(error).__name__}: {error}. Train without it, or see to "
                 "what it says."
             ) from error
-        self._waiting, self._begun = [dict(row) for row in info.history.rows], True
+        self._waiting.extend(dict(row) for row in info.history.rows)
+        self._sender, self._begun = _Sender(self._pass_on), True
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
-        before = self._waiting.pop() if self._waiting and self._waiting[-1]["step"] == row["step"] else {}
-        self._waiting.append({**before, **row})  # a training that goes on may have begun with a part of this report
-        self._pass_on()
+        assert self._sender is not None
+        with self._sender.lock:
+            before = self._waiting.pop() if self._waiting and self._waiting[-1]["step"] == row["step"] else {}
+            self._waiting.append({**before, **row})  # a training that goes on may have begun with a part of this report
+        self._sender.wake()
+        self._warn_once()
 
     def on_error(self, info: Info, error: BaseException) -> None:
-        self._leave("failed" if isinstance(error, Exception) else "interrupted")
+        self._leave("failed" if isinstance(error, Exception) else "interrupted", info)
 
     def on_fit_end(self, info: Info) -> None:
-        self._leave("interrupted" if was_interrupted(info.stopping) else "finished")
+        self._leave("interrupted" if was_interrupted(info.stopping) else "finished", info)
 
     @abstractmethod
     def begin(self, info: Info) -> None:
@@ -107,21 +121,39 @@ class Tracker(Callback, ABC):
         """Keeps a file or a directory beside the record."""
         raise NotImplementedError
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, lock: threading.Lock) -> None:
+        """In the sender's thread: sends what is waiting; what has come meanwhile is sent the next time."""
+        with lock:
+            rows = list(self._waiting)
+        if not rows:
+            return
         try:
-            self.send(self._waiting)
-            self._waiting, self._failing = [], False
+            self.send(rows)
         except Exception as error:
-            if not self._failing:
-                self._failing = True
-                self._warn(f"has not taken step {self._waiting[-1]['step']}, which is tried again", error)
+            self._failure = self._failure or (rows[-1]["step"], error)
+            return
+        self._failure, self._failing = None, False
+        with lock:
+            kept = [row for row in self._waiting if not any(row is sent for sent in rows)]
+            self._waiting.clear()
+            self._waiting.extend(kept)
 
-    def _leave(self, state: str) -> None:
+    def _warn_once(self) -> None:
+        """Warns of a failure, in the thread of the training, until something has been sent again."""
+        if (failure := self._failure) is not None and not self._failing:
+            self._failing = True
+            self._warn(f"has not taken step {failure[0]}, which is tried again", failure[1])
+
+    def _leave(self, state: str, info: Info) -> None:
         if not self._begun:
             return
         self._begun = False
-        if self._waiting:
-            self._pass_on()
+        assert self._sender is not None
+        limit_s = max(END_S, END_SHARE * 60 * info.counters.minutes)
+        if not self._sender.end(limit_s):
+            self._warn("has not taken the last reports", TimeoutError(f"it does not answer for {limit_s:.0f} s."))
+            return
+        self._warn_once()
         for path in self._artifacts:
             try:
                 if not path.exists():
@@ -136,6 +168,35 @@ class Tracker(Callback, ABC):
 
     def _warn(self, what: str, error: Exception) -> None:
         warnings.warn(f"{type(self).__name__} {what}: {type(error).__name__}: {error}", stacklevel=4)
+
+
+class _Sender:
+    """A thread that calls `send` whenever it is woken, one call at a time, until it ends."""
+
+    def __init__(self, send: Callable[[threading.Lock], None]) -> None:
+        self.lock = threading.Lock()
+        self._send, self._due, self._ended = send, threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="headrace-tracker", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._due.set()
+
+    def end(self, limit_s: float) -> bool:
+        """Sends what is left; whether that was over in time."""
+        self._ended = True
+        self._due.set()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            ended = self._ended
+            self._send(self.lock)
+            if ended:
+                return
 
 
 def require(kind: str, module: str) -> None:
