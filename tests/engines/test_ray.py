@@ -1,6 +1,7 @@
 """Workers on Ray: actors that are what processes of torchrun are, on any cluster, and scripts in Ray Train."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from kit import ray_cases, same_bits
-from kit.sockets import LOOPBACK, listening
+from kit.sockets import LOOPBACK
 
 import headrace as hr
 
@@ -29,13 +30,20 @@ def cluster() -> Iterator[Any]:
     """A cluster with room for three workers, which jobs join."""
     import ray
 
-    ray.init(address="local", num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1")
+    ray.init(address="local", num_cpus=3, include_dashboard=False)
     yield ray
     ray.shutdown()
 
 
 def job(main: Any, *arguments: Any, **options: Any) -> Any:
     return hr.launch(main, *arguments, engine="ray", **{"workers": 2, "timeout_s": LIMIT_S, **options})
+
+
+def run_program(arguments: list[str], at: Path, limit_s: float) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])}
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, cwd=at, env=environment, timeout=limit_s, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-5000:]
 
 
 @pytest.mark.slow
@@ -48,8 +56,7 @@ def test_a_cluster_of_our_own_is_of_this_machine_alone_and_leaves_nothing(tmp_pa
         "found = hr.launch(ray_cases.visit, model, workers=2, engine='ray')\n"
         f"torch.save([found, model.seen], {str(tmp_path / 'found')!r})\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])}
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, timeout=LIMIT_S, check=True)
+    run_program(["-c", program], tmp_path, LIMIT_S)
     found, seen = torch.load(tmp_path / "found", weights_only=False)
     assert torch.equal(seen.detach(), torch.full((ray_cases.ROWS,), 2.0)), "the caller's model is what they agreed on"
     assert (found["count"], found["samples"]) == (2, 2 * ray_cases.ROWS)
@@ -63,7 +70,6 @@ def test_a_cluster_of_our_own_is_of_this_machine_alone_and_leaves_nothing(tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: Any) -> None:
-    assert set(listening([os.getpid()])) <= LOOPBACK
     torch.set_num_threads(1)
     name = "BatchNorm, dropout"
     assert same_bits.differing(same_bits.train(name, {}), job(same_bits.train, name, {}, workers=2)) == []
@@ -102,29 +108,41 @@ def test_the_first_error_is_the_cause_and_names_its_worker(cluster: Any, how: st
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_cannot_be_sent_to_a_worker_is_named(cluster: Any) -> None:
-    with pytest.raises(
-        hr.ConfigError, match=r"are sent to the workers, and cannot be: TypeError: .*lock"
-    ):
+    with pytest.raises(hr.ConfigError, match=r"are sent to the workers, and cannot be: TypeError: .*lock"):
         job(print, threading.Lock())
+
+
+ON_RAY_TRAIN = """
+import ray, sys, torch
+import headrace as hr
+from kit import ray_cases
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from torch import nn
+
+ray.init(num_cpus=3, include_dashboard=False)
+at = sys.argv[1]
+TorchTrainer(
+    ray_cases.in_ray_train,
+    train_loop_config={name: f"{at}/{name}" for name in ("run", "lose", "found")},
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=f"{at}/storage", failure_config=FailureConfig(max_failures=1)),
+).fit()
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.filterwarnings("ignore")
-def test_a_script_in_ray_train_needs_no_launch_and_goes_on_after_a_failure(cluster: Any, tmp_path: Path) -> None:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    config = {name: str(tmp_path / name) for name in ("run", "lose", "found")}
-    TorchTrainer(
-        ray_cases.in_ray_train,
-        train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=str(tmp_path / "storage"), failure_config=FailureConfig(max_failures=1)),
-    ).fit()
-    found = torch.load(config["found"], weights_only=False)
+def test_a_script_in_ray_train_needs_no_launch_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+    """And so does the page that shows it, whose program runs in the same cluster."""
+    page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+    (shown,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FailureConfig" in block]
+    (tmp_path / "program.py").write_text(f"{ON_RAY_TRAIN}\n{shown}\non_ray(at + '/shown')\nray.shutdown()\n")
+    run_program([str(tmp_path / "program.py"), str(tmp_path)], tmp_path, 450)
+    found = torch.load(tmp_path / "found", weights_only=False)
     assert (found["count"], found["samples"]) == (2, 2 * ray_cases.ROWS)
-    assert Path(config["lose"]).exists(), "a worker was lost"
+    assert (tmp_path / "lose").exists(), "a worker was lost"
+    assert (tmp_path / "shown" / "metrics.jsonl").exists()
 
 
 # --- what cannot work -------------------------------------------------------------------------------------

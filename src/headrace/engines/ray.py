@@ -6,6 +6,7 @@ import re
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -16,7 +17,7 @@ import torch
 from ..errors import ConfigError, RunError, WorkerError
 from ..workers.heartbeat import explain, write_report
 from ..workers.here import current_comm
-from ..workers.join import LOOPBACK, attempt_of, listen
+from ..workers.join import attempt_of, listen
 from .generators import seed
 from .job import Job, Result, work
 from .worker import Outcome, ProgramPlace, environment, pack, pack_result, restarting, unpack, variables, write_to_store
@@ -24,10 +25,9 @@ from .worker import Outcome, ProgramPlace, environment, pack, pack_result, resta
 OLDEST = (2, 54)
 """Before it, a page in the user's browser can delete jobs (CVE-2026-27482)."""
 INSTALL = 'pip install "headrace[ray]"'
-START_S = 120.0
-"""How long workers may take at least to be placed and to start, however little time others give them later."""
-GATHER_S = 5.0
-"""How long the others have to end by themselves after a failure."""
+START_S = 120.0  # that workers may take at least to be placed and to start, however little time others give them later
+_LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" on any system: only this machine is listened to
+GATHER_S = 5.0  # that the others have to end by themselves after a failure
 
 
 def run(job: Job) -> Result:
@@ -136,11 +136,8 @@ def _placed(ray: Any, job: Job, gpus: bool, stack: ExitStack) -> Any:
     end = time.monotonic() + limit_s
     while not group.wait(1):  # a second at a time: Ctrl-C is heard in between
         if time.monotonic() > end:
-            cpus = ray.cluster_resources().get("CPU", 0)
-            raise WorkerError(
-                f"Ray could not run {job.workers} workers: it has found no place for them for {limit_s:g} s "
-                f"({cpus:g} CPUs)."
-            )
+            there = f"{ray.cluster_resources().get('CPU', 0):g} CPUs"
+            raise WorkerError(f"Ray has found no place for {job.workers} workers for {limit_s:g} s ({there}).")
     return group
 
 
@@ -196,9 +193,7 @@ def _has_gpus(ray: Any, job: Job) -> bool:
         )
     nodes = sum(node["Alive"] for node in ray.nodes())
     if nodes < job.nodes:
-        raise ConfigError(
-            f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}. Start more of them.", argument="nodes"
-        )
+        raise ConfigError(f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}.", argument="nodes")
     gpus = 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else int(ray.cluster_resources().get("GPU", 0))
     _enough(job, gpus)
     return gpus > 0
@@ -208,14 +203,19 @@ def _has_gpus(ray: Any, job: Job) -> bool:
 def _own(job: Job) -> Iterator[tuple[Any, bool]]:
     """A cluster that only this machine can reach, and only with its token."""
     if job.nodes > 1:
-        raise ConfigError(
-            f"nodes={job.nodes} need a Ray cluster that is there: set RAY_ADDRESS, or call ray.init first."
-        )
+        raise ConfigError(f"nodes={job.nodes} need a Ray cluster that is there: set RAY_ADDRESS, or call ray.init.")
     gpus = torch.cuda.device_count() if job.devices is None else len(job.devices)
     _enough(job, gpus)
     settings = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if "ray" not in sys.modules:  # Ray reads it once
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if "ray" not in sys.modules:  # it reads these once
+        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= own | {_LOOPBACK_ALONE: "0"}
+    elif os.environ.get(_LOOPBACK_ALONE) != "0":
+        warnings.warn(
+            "ray was imported before launch, so the cluster that it starts is open to the network. Call launch first, "
+            "or ray.init as you want it.",
+            stacklevel=4,
+        )
     if job.devices is not None:
         visible = [*filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))]
         settings["CUDA_VISIBLE_DEVICES"] = ",".join(visible[k] if visible else str(k) for k in job.devices)
@@ -228,7 +228,6 @@ def _own(job: Job) -> Iterator[tuple[Any, bool]]:
                 num_gpus=gpus,
                 include_dashboard=False,
                 logging_level=logging.WARNING,
-                _node_ip_address=LOOPBACK,
             )
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
             raise RunError(f"Ray could not be started on this machine: {_first_line(error)}") from error
