@@ -1,6 +1,8 @@
 """Records that others keep, and what all trackers share."""
 
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from kit.tracked import DATA, At, fail, train
 from torch import nn
 
 import headrace as hr
+from headrace.watch import trackers
 from headrace.watch.files import LogFile, numbers
 from headrace.watch.tensorboard import TensorBoard
 from headrace.watch.trackers import MLflow, Tracker, WandB
@@ -95,21 +98,30 @@ def test_a_directory_that_has_the_name_of_a_package_is_none(tmp_path: Path, monk
 class Far(Tracker):
     """A record that cannot be reached at times."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *artifacts: Path) -> None:
+        super().__init__(artifacts=artifacts)
         self.record: list[int] = []
         self.ended: list[str] = []
         self.begun: list[str] = []
         self.reached = True
+        self.changed = threading.Condition()
+        self.refused = 0
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(is_so, 30)
 
     def begin(self, info: hr.Info) -> None:
         self.begun.append(self.id)
         self.id = self.id or "name"
 
     def send(self, rows: Any) -> None:
-        if not self.reached:
-            raise OSError("nobody there")
-        self.record += [row["step"] for row in rows if row["step"] not in self.record]
+        with self.changed:
+            self.changed.notify_all()
+            if not self.reached:
+                self.refused += 1
+                raise OSError("nobody there")
+            self.record += [row["step"] for row in rows if row["step"] not in self.record]
 
     def end(self, state: str) -> None:
         self.ended.append(state)
@@ -117,10 +129,11 @@ class Far(Tracker):
 
 def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
     far = Far()
-    away = At(5, lambda info: setattr(far, "reached", False))
+    away = At(5, lambda info: (far.wait_until(lambda: far.record == [4]), setattr(far, "reached", False)))
+    tried = At(7, lambda info: far.wait_until(lambda: far.refused > 0))
     back = At(11, lambda info: setattr(far, "reached", True))
     with pytest.warns(UserWarning, match="Far has not taken step 6, which is tried again: OSError: nobody") as caught:
-        train(far, away, back)
+        train(far, away, tried, back)
     assert len(caught) == 1
     assert far.record == [4, 6, 8, 12]
     assert far.ended == ["finished"]
@@ -129,10 +142,39 @@ def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
 def test_a_training_ends_well_without_its_record() -> None:
     far = Far()
     far.reached = False
-    with pytest.warns(UserWarning, match="has not taken step 4") as caught:
+    with pytest.warns(UserWarning, match=r"has not taken step \d+, which is tried again") as caught:
         history = train(far)
     assert len(caught) == 1
     assert len(history) == 4
+
+
+class Hangs(Far):
+    """A server that takes what it is sent and does not answer."""
+
+    def send(self, rows: Any) -> None:
+        with self.changed:
+            self.refused += 1
+            self.changed.notify_all()
+        self.wait_until(lambda: self.reached)
+
+
+def test_a_server_that_does_not_answer_holds_up_no_update_and_the_end_only_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trackers, "END_S", 0.1)
+    far, steps = Hangs(), list[int]()
+    far.reached = False
+    asked = At(5, lambda info: far.wait_until(lambda: far.refused == 1))
+    last = At(12, lambda info: steps.append(info.step))
+    with pytest.warns(
+        UserWarning, match="Hangs has not taken the last reports: TimeoutError: it does not answer"
+    ) as said:
+        history = train(far, asked, last)
+    assert (len(said), len(history), steps, far.refused) == (1, 4, [12], 1)
+    assert far.ended == [], "nobody is told that all has come"
+    with far.changed:
+        far.reached = True
+        far.changed.notify_all()
 
 
 def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
@@ -163,14 +205,10 @@ def test_files_of_one_s_own_are_kept_when_the_training_ends(tmp_path: Path) -> N
     (tmp_path / "notes.txt").write_text("good")
 
     class Near(Far):
-        def __init__(self) -> None:
-            Tracker.__init__(self, None, [tmp_path / "notes.txt", tmp_path / "none.txt"])
-            self.record, self.ended, self.begun, self.reached = [], [], [], True
-
         def keep(self, path: Path) -> None:
             self.ended.append(path.read_text())
 
-    near = Near()
+    near = Near(tmp_path / "notes.txt", tmp_path / "none.txt")
     with pytest.warns(UserWarning, match=r"has not taken .*none\.txt: FileNotFoundError"):
         train(near)
     assert near.ended == ["good", "finished"]

@@ -80,6 +80,22 @@ def test_workers_that_are_alike_are_not_refused_and_weights_may_differ() -> None
     hr.launch(differ, "nothing", hr.Elastic("1 step"), workers=3)
 
 
+@pytest.mark.parametrize("strategy", [None, hr.Periodic("2 steps"), hr.Elastic("2 steps")])
+def test_a_model_that_exchanges_gradients_by_itself_is_refused(strategy: Any, tmp_path: Path) -> None:
+    def main(given: Any) -> None:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(5, 3))
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), strategy=given)
+        trainer.fit((torch.zeros(8, 5), torch.zeros(8, dtype=torch.int64)), epochs=1, progress=False)
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        main(None)
+        with pytest.raises(hr.ConfigError, match=r"wrapped in DistributedDataParallel.* model\.module"):
+            hr.launch(main, strategy, workers=2)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # --- data of one's own ------------------------------------------------------------------------------------
 
 

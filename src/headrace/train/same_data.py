@@ -2,10 +2,11 @@
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..data.batch import Batch
 from ..data.fields import has_rows, tensors_of
@@ -44,6 +45,16 @@ def compare(facts: Mapping[int, Mapping[str, Any]]) -> None:
                 "draws, splits or shuffles them, as in np.random.default_rng(0), random_split(..., "
                 "generator=torch.Generator().manual_seed(0)) or train_test_split(..., random_state=0), or read them "
                 "from one file."
+            )
+
+
+def refuse_wrapped(modules: Iterable[nn.Module]) -> None:
+    """Raises if a model exchanges gradients by itself, which workers of ours would do once more, or differently."""
+    for model in modules:
+        if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+            raise ConfigError(
+                "the model is wrapped in DistributedDataParallel, and several workers exchange gradients or weights as "
+                "strategy= says. Give the trainer the model within it: model.module."
             )
 
 

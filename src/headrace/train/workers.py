@@ -32,7 +32,7 @@ from ..workers.strategy import Single, Strategy
 from .checkpoint import WorkerState
 from .gathered import gathered
 from .resume import Resumed
-from .same_data import SameBatchCheck, compare
+from .same_data import SameBatchCheck, compare, refuse_wrapped
 from .schedule import Rates
 from .shard_files import gather_parts
 from .vote import StopVote, by_leader
@@ -105,6 +105,7 @@ class Workers:
         self.rates, self._vote, self._agrees, self._has_warned = [], StopVote(self.comm), True, False
         self._ends_together = not self.in_step or isinstance(train, Reader) or not train.shards
         if self.comm.count > 1:
+            refuse_wrapped(modules)
             tensors = {f"{k or ''}{n}": t for k, module in enumerate(modules) for n, t in tensors_of(module).items()}
             model = {name: f"{str(t.dtype)[6:]}{list(t.shape)}" for name, t in tensors.items()}
             threads = torch.get_num_threads() if self.strategy.parts else None
