@@ -1,4 +1,4 @@
-"""A URL is no run: wherever a run is named, it is refused in a sentence, and nothing is made on this machine."""
+"""A URL is a run of an object store wherever a run is named, and never a directory that is called so."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ DATA = torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
 USES: dict[str, Use] = {
     "fit": lambda run: trainer().fit(DATA, epochs=1, run=run, progress=False),
     "resume": lambda run: trainer().fit(DATA, epochs=1, run=hr.Run(run, resume="must"), progress=False),
-    "steps": lambda run: next(iter(trainer().steps(DATA, epochs=1, run=run))),
+    "steps": lambda run: [*trainer().steps(DATA, epochs=1, run=run)],
     "two workers": lambda run: hr.launch(train, str(run), workers=2),
     "load": lambda run: hr.load(run, trust=True),
     "load with a model": lambda run: hr.load(run, nn.Linear(2, 2)),
@@ -40,38 +40,50 @@ def train(run: str) -> None:
     trainer().fit(DATA, epochs=1, run=run, progress=False)
 
 
-@pytest.mark.parametrize(
-    "run", ["s3://bucket/run", Path("s3://bucket/run"), "gs://bucket/runs/", "file:///tmp/run"], ids=str
-)
-@pytest.mark.parametrize("use", USES)
-def test_a_url_is_refused_as_a_run(use: str, run: str | Path) -> None:
-    before = os.listdir()
-    with pytest.raises(hr.RunError, match=r"://.* is a URL, and a run is a directory on this machine: name one"):
+@pytest.fixture
+def url(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place that fsspec reaches, and an empty cache."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(in_tmp_path / "cache"))
+    return f"file://{in_tmp_path}/bucket/run"
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize("use", [use for use in USES if use != "load"])
+def test_a_url_is_a_run_wherever_one_is_named(use: str, url: str, in_tmp_path: Path) -> None:
+    train(url)
+    before = set(os.listdir())
+    for run in (url, Path(url)):
         USES[use](run)
-    assert os.listdir() == before
+    assert set(os.listdir()) == before, "nothing is made here that is called as the URL begins"
+    assert (in_tmp_path / "bucket" / "run" / "run.json").is_file()
 
 
 COMMANDS = [
-    "fit sines.py:small --run URL",
-    "fit sines.py:small --run URL/",
-    "resume URL --trust",
-    "validate URL --trust",
-    "predict URL rows.npy --out out.csv --trust",
+    "resume URL --recipe sines.py:small",
+    "validate URL --recipe sines.py:small",
     "checkpoint list URL",
     "checkpoint verify URL",
-    "checkpoint export URL",
+    "checkpoint export URL --out weights.safetensors",
     "report URL",
-    "runs URL",
+    "runs URL/..",
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_refuses_a_url_as_a_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = os.listdir()
-    said = refused(capsys, *command.replace("URL", "s3://bucket/run").split())
-    assert "s3://bucket/run" in said
-    assert "is a URL, and a run is a directory on this machine: name one" in said
-    assert os.listdir() == before
+@pytest.mark.takes_turns
+def test_commands_take_a_url_as_a_run(url: str, in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert headrace("fit", "sines.py:small", "--run", url) == 0
+    assert f"run     {url}" in capsys.readouterr().out
+    for command in COMMANDS:
+        assert headrace(*command.replace("URL/..", url.removesuffix("/run")).replace("URL", url).split()) == 0, command
+    assert (in_tmp_path / "bucket" / "run" / "report.html").is_file()
+    assert (in_tmp_path / "weights.safetensors").is_file()
+
+
+def test_a_url_that_is_no_run_is_refused_in_a_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "checkpoint", "list", url)
+    assert f"there is no run at {url}" in said
+    with pytest.raises(hr.RunError, match="runs are numbered on this machine only"):
+        train(f"{url}s/")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such names there")

@@ -13,8 +13,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import ConfigError, RunError, unknown
-from ..store.disk import run_path
 from ..store.document import SMALL_BYTES, parse_document, read_document
+from ..store.named import run_path
 from ..store.run import RUN, run_id
 from ..store.shape import DICT, TEXT, check
 from .parameters import from_yaml

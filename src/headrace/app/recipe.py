@@ -19,6 +19,7 @@ from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
 from ..store.contents import TRAINER
 from ..store.document import encoded, readable
+from ..store.named import run_path, url_of
 from ..store.shape import DICT, check, maybe
 from ..train.runs import Run, Runs
 from ..train.trainer import Trainer
@@ -127,7 +128,7 @@ def load(
     `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. Data files
     that are not there any more are known to a run of a recipe as far as predictions need them.
     """
-    path = disk.run_path(run)
+    path = run_path(run)
     if model is None:
         return _of_recipe(path, None if recipe is None else str(recipe), which, trust)
     if not isinstance(model, nn.Module | Trainer):
@@ -222,19 +223,21 @@ def run_recipe(training: Training) -> Trained:
     except CorruptError:
         raise
     except CheckpointError as error:
-        if run is not None and (changed := changed_arguments(Path(run), training.arguments)):
+        if run is not None and (changed := changed_arguments(run_path(run), training.arguments)):
             listed = "\n  ".join(changed)
             said = f"the recipe is given other values than the run has:\n  {listed}\nGive those, or name another run."
             raise type(error)(f"{said} As it is, {error}") from error
         raise
     given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
     limit = next((name for name in given if name[:-1] in history.stopped), given[0])
-    return Trained(history.last, None if run is None else str(_chosen(run, history.run)), history.stopped, limit)
+    return Trained(history.last, None if run is None else _chosen(run, history.run), history.stopped, limit)
 
 
-def _chosen(run: str | Path, path: Path | None) -> Path:
+def _chosen(run: str | Path, path: Path | None) -> str:
     """A run as it was named; of a directory of runs, the run at this path, which was chosen there."""
-    return Path(run, path.name) if path is not None and Runs.are_at(run) else Path(run)
+    if (url := url_of(run)) is not None:
+        return url
+    return str(Path(run, path.name) if path is not None and Runs.are_at(run) else Path(run))
 
 
 def changed_arguments(run: Path, arguments: Mapping[str, Any]) -> list[str]:
@@ -272,11 +275,12 @@ class _RecipeWriter(Callback):
         self._run, self._training, self._files = run, training, files
 
     def on_fit_start(self, info: Info) -> None:
-        run = _chosen(self._run, info.run)
+        name = _chosen(self._run, info.run)
+        run = info.run if info.run is not None and url_of(name) else Path(name)
         path = run / RECIPE_FILE
         if self._training.note:
             with suppress(OSError):  # the host may be another
-                Path(self._training.note).write_text(str(run), encoding="utf-8")
+                Path(self._training.note).write_text(name, encoding="utf-8")
         text = readable(self._training.document)
         try:
             disk.write_file(path, text)

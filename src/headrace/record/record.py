@@ -13,8 +13,8 @@ from ..data.reader import Reader
 from ..data.views import origin
 from ..errors import CheckpointError, RunError
 from ..step.arguments import source_on
-from ..store import disk
 from ..store.checkpoints import Store
+from ..store.named import run_path
 from ..store.parents import open_fork, parents_of
 from ..store.run import CHECKPOINTS, rows_in, run_id
 from ..train.checkpoint import Checkpoint, decode
@@ -35,7 +35,7 @@ class Record:
     """
 
     def __init__(self, run: str | Path) -> None:
-        self.path = disk.run_path(run)
+        self.path = run_path(run)
         self.id = run_id(self.path)
         self._store = Store(self.path / CHECKPOINTS, self.id)
 
@@ -176,7 +176,7 @@ class Record:
 
     def fork(self, run: str | Path, at: int, trainer: Trainer | None = None, train: Any = None, **fit: Any) -> Record:
         """Begins another run with the state of a step, which has a checkpoint or is trained up to."""
-        path = disk.run_path(run)
+        path = run_path(run)
         if path.exists() and any(path.iterdir()):
             raise RunError(f"{path} is there already. Name a run that does not exist.")
         if at in self.checkpoints or trainer is None:
@@ -192,4 +192,4 @@ class Record:
 
     def without(self, rows: Collection[int], trainer: Trainer, train: Any, *, run: str | Path, **fit: Any) -> History:
         """Trains again without these rows, from before they were first used: see `train_without`."""
-        return train_without(self, sorted(set(rows)), trainer, train, disk.run_path(run), fit)
+        return train_without(self, sorted(set(rows)), trainer, train, run_path(run), fit)

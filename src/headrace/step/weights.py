@@ -15,6 +15,7 @@ from ..formats.documents import encoding_in
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import MODEL, TRAINER, Contents
+from ..store.named import run_path
 from ..store.run import CHECKPOINTS, run_id
 from ..store.shape import COUNT, check, maybe
 
@@ -28,7 +29,7 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None =
     `strict=False` only what fits is loaded, names that both have with equal shapes, and a warning says what is not. The
     model remembers the categories of the run, and its trainer reads strings by them: see `Trainer.categories`.
     """
-    contents = saved_weights(Path(run), which)
+    contents = saved_weights(run_path(run), which)
     give_weights(model, contents, run, strict)
     return contents.step
 

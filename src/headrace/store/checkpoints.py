@@ -47,8 +47,9 @@ class Store:
     Checkpoints of other runs, and files of other people, are never touched. `run_id=None` reads those of any run.
     """
 
-    def __init__(self, path: Path, run_id: str | None, keep: Keep | None = None) -> None:
+    def __init__(self, path: Path, run_id: str | None, keep: Keep | None = None, *, first_serial: int = 1) -> None:
         self.path, self._run_id, self._keep = path, run_id, keep or Keep(None)
+        self._first_serial = first_serial
         self._anchored = False  # whether the directory is certain to be on the disk
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class Store:
         self._anchored = True
         self.clean()
         serial = max((place.serial for name in self._names() if (place := Place.of(name)) is not None), default=0)
-        directory = self.path / Place(serial + 1, step).name
+        directory = self.path / Place(max(serial + 1, self._first_serial), step).name
         disk.make_dir(directory)
         return directory
 

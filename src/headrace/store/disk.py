@@ -6,7 +6,6 @@ Whoever wants to know what happens when one of them fails, or is the last that h
 import errno
 import mmap
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,6 @@ from . import system
 Result = TypeVar("Result")
 Bytes = bytes | memoryview
 BLOCK_BYTES = 4 << 20
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # pathlib makes one slash of two
 
 
 class NotRegularError(OSError):
@@ -185,16 +183,6 @@ def make_dirs(path: Path) -> None:
             if not path.is_dir():
                 raise
     sync_dir(path.parent)
-
-
-def run_path(run: str | Path) -> Path:
-    """The directory of a run; raises on a URL, which as a path would be a directory such as ./s3: on this machine."""
-    if address := _SCHEME.match(str(run)):
-        raise RunError(
-            f"{address[1]}://{str(run)[address.end() :]} is a URL, and a run is a directory on this machine: name one, "
-            "and copy it from or to the other place."
-        )
-    return Path(run)
 
 
 def no_run(path: Path) -> RunError:

@@ -8,6 +8,7 @@ from . import disk
 from .checkpoints import Store
 from .contents import TRAINER
 from .document import read_document
+from .named import run_path
 from .run import CHECKPOINTS, RUN, RunFiles, rows_in, run_id
 from .shape import COUNT, TEXT, check, maybe
 
@@ -24,7 +25,7 @@ def step_of(text: object) -> tuple[Path, int]:
             f"parent= is a run and a step that it has a checkpoint of, as in 'runs/a@600'; got {text!r}.",
             argument="parent",
         )
-    return disk.run_path(run), int(step)
+    return run_path(run), int(step)
 
 
 def parents_of(run: Path) -> list[Parent]:

@@ -1,8 +1,9 @@
-"""The name of the directory of a checkpoint."""
+"""The names of the directories of checkpoints."""
 
 import re
 from dataclasses import dataclass
 
+STATE = ".mirror.json"  # in the folder of a run of an object store on this machine
 _NAME = re.compile(r"step-(\d{12,18})-(\d{6,12})")
 
 

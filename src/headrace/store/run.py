@@ -13,8 +13,8 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,12 @@ class RunFiles:
     """
 
     def __init__(self, path: Path, parents: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.path, self._parents = disk.run_path(path), parents
+        self.path, self._parents = path, parents
         self._length, self._digest = 0, hashlib.sha256()  # of what has been reported
         _refuse_others(path)
         with disk.failing(f"opening the run {path}", path), ExitStack() as opened:
             disk.make_dirs(path)
-            opened.callback(_lock(path / LOCK).release)
+            opened.callback(lock_run(path / LOCK).release)
             self.id = self._identify()
             self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
             self._times = opened.enter_context(disk.File(path / TIMES, new=False))
@@ -82,6 +82,16 @@ class RunFiles:
         text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], message)
         with suppress(OSError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
+
+    @contextmanager
+    def logging_warnings(self) -> Iterator[None]:
+        """Warnings are also written into the log."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for warning in caught:
+            self.log(str(warning.message))
+            warnings.warn(warning.message, stacklevel=4)
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A line of metrics, and when that was: after so many minutes of training."""
@@ -227,7 +237,7 @@ def _refuse_others(path: Path) -> None:
 
 def run_id(path: Path) -> str:
     """The id of a run, from its directory."""
-    where = disk.run_path(path) / RUN
+    where = path / RUN
     try:
         found = read_document(where)
     except FileNotFoundError:
@@ -272,7 +282,7 @@ def compare_machine(before: Any, device: torch.device) -> None:
         )
 
 
-def _lock(path: Path) -> FileLock:
+def lock_run(path: Path) -> FileLock:
     """A file lock that prevents two processes from training in one run directory; it ends with its process."""
     os.close(disk.open_regular(path, os.O_RDWR | os.O_CREAT))
     lock = FileLock(path, blocking=False, thread_local=False)

@@ -3,11 +3,11 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from torch import Tensor, nn
 
@@ -19,10 +19,12 @@ from ..step.weights import check_model, load_model
 from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, Contents
 from ..store.disk import failure
+from ..store.named import NoMirror, mirror_of, url_of
 from ..store.parents import open_fork, step_of
 from ..store.run import CHECKPOINTS, RUN, RunFiles, run_id
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
+from ..watch.report.read import overview_of
 from ..workers.comm import Null
 from ..workers.strategy import Strategy
 from .checkpoint import LARGE, Checkpoint, WorkerState, complete, decode, encode, tensors_in
@@ -30,6 +32,9 @@ from .resume import Resumed, divide, joined_rows, marked_by, readable
 from .runs import Run, Runs, named
 from .shard_files import STAYS, load_part, newest_together, restore_together, resumed_from, write_together
 from .vote import Result, by_leader
+
+if TYPE_CHECKING:
+    from ..store.mirror import Mirror
 
 Given = ParamSpec("Given")
 
@@ -70,6 +75,8 @@ class Checkpointer:
         """The directory of the run, once it is chosen."""
         self.overdue = False
         """Whether a checkpoint is due by the clock of worker 0, which the others do not know."""
+        self._url = None if run.path is None else url_of(str(run.path))
+        self._mirror: Mirror | NoMirror = NoMirror()
         self._writes = self.keeps and self._comm.leader
         self._is_apart = False  # whether the training has begun, and workers no longer wait for each other
         self._shares = self.keeps and strategy.shards  # whether every worker writes and reads a part
@@ -108,10 +115,16 @@ class Checkpointer:
     @by_worker_0
     def _open(self) -> None:
         assert self.path is not None
-        if self._resume == "must" and not (self.path / RUN).is_file():
-            raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
-        self._run = RunFiles(self.path) if self._parent is None else open_fork(self.path, *step_of(self._parent))
-        self._store = Store(self._run.checkpoints, self._run.id, self._keep)
+        self._mirror = mirror_of(self._url, self.path, overview_of)
+        with ExitStack() as opened:
+            opened.callback(self._mirror.abandon)
+            if self._resume == "must" and not (self.path / RUN).is_file():
+                named = self._url or self.path
+                raise RunError(f"resume='must', and {named} is no run. Use resume='auto' to start one.")
+            self._run = RunFiles(self.path) if self._parent is None else open_fork(self.path, *step_of(self._parent))
+            first = self._mirror.first_serial
+            self._store = Store(self._run.checkpoints, self._run.id, self._keep, first_serial=first)
+            opened.pop_all()
         if self._reason:
             self._run.log(self._reason)
 
@@ -132,6 +145,7 @@ class Checkpointer:
             if error is not None and not isinstance(error, GeneratorExit):
                 self._run.log(f"{'refused' if self._refusable else 'ended by'} {type(error).__name__}: {error}")
             self._run.close()
+            self._mirror.close(error)
 
     def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Resumed | None:
         """What this worker goes on with, once it is known to fit this model and these settings."""
@@ -168,7 +182,7 @@ class Checkpointer:
                 f"resume='never', and {self.path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
                 "Name another run, or resume this one."
             )
-        with self._logging_warnings():
+        with self._run.logging_warnings():
             contents = read if self._shares else self._store.newest()
         self._config = {**settings, "limits": limits}
         if contents is None:
@@ -183,8 +197,10 @@ class Checkpointer:
         self._good = [] if checkpoint.is_stuck else [contents.step]
         overridden = self._check_settings(checkpoint.common, settings, limits)
         self._rows_until = contents.step - ("row" not in checkpoint.common["done"])
-        with self._logging_warnings():
-            checkpoint.common["history"] = self._history(checkpoint.common, contents.step)
+        with self._run.logging_warnings():
+            self._run.check_reported(saved := checkpoint.common["history"], contents.step)
+        reported = self._run.rows_until(self._rows_until, checkpoint.common["counters"]["samples"])
+        checkpoint.common["history"] = joined_rows(reported, saved["last"])
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = marked_by(self._store, step, contents)
         about = {"newest": newest, "override": self._override, "overridden": overridden}
@@ -195,22 +211,6 @@ class Checkpointer:
             common, each = divide(checkpoint, self._strategy, self._comm.count)
         workers += each
         return {"common": common, "count": len(checkpoint.workers), **about}
-
-    @contextmanager
-    def _logging_warnings(self) -> Iterator[None]:
-        """Warnings are also written into the run's log."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-        for warning in caught:
-            self._run.log(str(warning.message))
-            warnings.warn(warning.message, stacklevel=4)
-
-    def _history(self, common: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-        """The rows of a checkpoint's history: the run has those that were reported, the checkpoint the last one."""
-        saved = common["history"]
-        self._run.check_reported(saved, step)
-        return joined_rows(self._run.rows_until(self._rows_until, common["counters"]["samples"]), saved["last"])
 
     def _before(self, stuck: Contents, checkpoint: Checkpoint) -> tuple[Contents, Checkpoint]:
         """The last checkpoint before this one that can be gone on from; this one, if there is none."""
@@ -275,6 +275,7 @@ class Checkpointer:
         """A row of the history is complete, after so many minutes of training."""
         if self._writes:
             self._run.report(row, minutes)
+            self._mirror.reported()
 
     def save(self, checkpoint: Checkpoint | None, info: Info, again: bool = False) -> None:
         """Copies a checkpoint, and writes it in a thread; `again`: there is one of this step, which knows less."""
@@ -341,7 +342,9 @@ class Checkpointer:
     def announce(self, step: int) -> None:
         """Prints how to go on, after a signal has ended the training."""
         if self._writes:
-            print(f"headrace: saved at step {step:,} in {self._named}; run again to go on", file=sys.stderr)
+            print(
+                f"headrace: saved at step {step:,} in {self._url or self._named}; run again to go on", file=sys.stderr
+            )
 
     def _write(
         self,
@@ -368,6 +371,7 @@ class Checkpointer:
             self._overtakes = -1
             if not self._shares and best is not None and best.step == contents.step:
                 self._tell_best(best)
+            self._mirror.upload()
         except RunError:
             raise
         except OSError as error:

@@ -17,6 +17,7 @@ from ..step.weights import check_model
 from ..store import codec, disk
 from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, TRAINER
+from ..store.named import url_of
 from ..store.parents import step_of
 from ..store.run import CHECKPOINTS, RUN, run_id
 from ..store.shape import check
@@ -162,7 +163,12 @@ class Runs:
 
 def named(run: str | Path | Runs) -> Path | Runs:
     """What `run=` names: a run, or a directory of runs."""
-    path = disk.run_path(run.path if isinstance(run, Runs) else run)
+    if (url := url_of(run.path if isinstance(run, Runs) else run)) is not None:
+        if isinstance(run, Runs) or url.endswith("/"):
+            raise RunError(f"{url} ends with a slash, and runs are numbered on this machine only. Name a run.")
+        from ..store.cache import folder_of
+
+        return folder_of(url)
     if isinstance(run, Runs):
         return run
-    return Runs(path) if Runs.are_at(run) else path
+    return Runs(Path(run)) if Runs.are_at(run) else Path(run)

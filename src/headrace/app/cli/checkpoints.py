@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import CheckpointError
-from ...store.disk import run_path
+from ...store.named import run_path
 from .options import DEFAULT_WEIGHTS, Weights
 from .output import iso_time, print_result, short_time
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, RunError
+from ...store.named import run_path, url_of
 from .of_recipe import Files, Found, Given, OfRecipe
 from .options import INTERRUPTED, PREEMPTED, Options, UsageError
 from .output import numbers, print_line, print_result, print_text
@@ -127,10 +128,11 @@ def _find_of_run(words: Sequence[str]) -> Found:
     from ..run_files import RECIPE_FILE
 
     run, recipe = words[0], _value_of(words, "--recipe")
-    recipe, _ = recipe_of(Path(run), recipe, "--trust" in words)
-    file = Path(run, RECIPE_FILE)
+    folder = run_path(run)
+    recipe, _ = recipe_of(folder, recipe, "--trust" in words)
+    file = folder / RECIPE_FILE
     files = (str(file),) if file.is_file() else ()
-    if not any(Path(run, "checkpoints").glob("step-*")):
+    if not any((folder / "checkpoints").glob("step-*")):
         known = [recipe, *(word for name in files for word in ("--config", name))]
         raise RunError(
             f"{run} has no checkpoint yet. Start it: {shlex.join(['headrace', 'fit', *known, '--run', run])}"
@@ -187,7 +189,7 @@ def _train(recipe: str, options: Options, training: "Training") -> int:
 def _ended_early(recipe: str, run: str | None, note: Path, status: int) -> int:
     """Prints how a training goes on that somebody has ended early; a run that the recipe names is in the note."""
     run = note.read_text(encoding="utf-8") if note.is_file() else run
-    known = run is not None and Path(run, "run.json").is_file()
+    known = run is not None and (url_of(run) is not None or Path(run, "run.json").is_file())
     goes_on = f": {_resume_command(str(run), recipe)} goes on from there" if known else ""
     print_line(f"headrace: ended early{goes_on}", sys.stderr)
     return status

@@ -35,9 +35,10 @@ class How:
 
     def make(self, run: str | Path) -> "Recipe":
         """The recipe of a run, made again."""
+        from ...store.named import run_path
         from ..recipe import made_again
 
-        return made_again(Path(run), self.recipe, self.trust)
+        return made_again(run_path(run), self.recipe, self.trust)
 
 
 PLAINLY = How()

@@ -21,11 +21,11 @@ def runs(dir: str = "runs", /, *, json: bool = False) -> int:
         dir: where to look
         json: print JSON, for a program to read
     """
-    from ...store.disk import run_path
+    from ...store.named import url_of
 
-    if not (where := run_path(dir)).is_dir():
+    if (url := url_of(dir)) is None and not Path(dir).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
-    found = [_facts(path) for path in _runs_in(where)]
+    found = [_facts(path) for path in _runs_in(Path(dir))] if url is None else _in_store(url)
     varied = _varied([each["arguments"] for each in found])
     forks = any(each["parents"] for each in found)
     lines = [
@@ -55,27 +55,25 @@ def _runs_in(where: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What a table shows of a run, in whatever state it is."""
-    from ...watch.report.read import read
+    """What a table shows of a run."""
+    from ...watch.report.read import overview_of
 
-    found = read(path)
-    best, last = found.best_row or {}, found.rows[-1] if found.rows else {}
-    arguments = found.recipe.get("arguments") if isinstance(found.recipe, dict) else None
-    key = next((key for key in [*found.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
-    changed = max(
-        file.stat().st_mtime for file in [path / "run.json", *path.glob("*.jsonl"), *path.glob("checkpoints")]
-    )
-    return {
-        "run": str(path),
-        "state": found.status[0],
-        "why": found.status[1],
-        "epoch": last.get("epoch"),
-        "step": last.get("step"),
-        "best": {"key": key, "value": best.get(key), "step": best.get("step")},
-        "changed": iso_time(changed),
-        "parents": [name for name, _ in found.parents],
-        "arguments": arguments if isinstance(arguments, dict) else {},
-    }
+    return _timed(overview_of(path))
+
+
+def _in_store(url: str) -> list[dict[str, Any]]:
+    """The runs below a URL. Of a training that is not known to have ended, nothing tells if it has been killed."""
+    from ...store.mirror import overviews
+
+    found = []
+    for name, facts in overviews(url).items():
+        state = "running or killed" if facts["state"] == "running" else facts["state"]
+        found.append(_timed(facts | {"run": f"{url.rstrip('/')}/{name}", "state": state}))
+    return found
+
+
+def _timed(facts: dict[str, Any]) -> dict[str, Any]:
+    return facts | {"changed": iso_time(facts["changed"])}
 
 
 def _varied(runs: Sequence[dict[str, Any]]) -> list[str]:

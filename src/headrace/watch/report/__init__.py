@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import RunError
 from ...store import disk
+from ...store.named import run_path, url_of
 from ..charts import draw, draw_confusion, new_figure, panels, png_of
 from .page import page
 from .read import RunContents, read
@@ -27,7 +28,7 @@ def write(run: str | Path, out: str | Path | None = None, pictures: bool = False
     environment and the directories, so that the page can be given to others.
     """
     where = None if out is None else _checked(Path(out))
-    found = read(Path(run))
+    found = read(run_path(run))
     where = where or _checked(found.path / PAGE)
     text = page(without_places(found) if share else found).encode(errors="replace")
     if pictures:
@@ -38,6 +39,10 @@ def write(run: str | Path, out: str | Path | None = None, pictures: bool = False
             _write_pictures(found, found.path / PICTURES)
     except OSError as error:
         raise disk.failure(error, f"writing the report of {found.path}", where, len(text)) from error
+    if (url := url_of(run)) is not None and out is None:
+        from ...store.mirror import send
+
+        send(url, where)
     return where
 
 

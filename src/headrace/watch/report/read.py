@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import RunError
 from ...store import disk, system
 from ...store.document import COUNTERS, LARGE_BYTES, SMALL_BYTES, Row, read_document, read_row
+from ...store.named import run_path
 from ...store.place import Place
 from ..rows import best_of, by_step, number, was_interrupted
 from ..tensorboard import NEWEST, PICTURES
@@ -105,8 +106,28 @@ def read(path: Path) -> RunContents:
     return found
 
 
+def overview_of(path: Path) -> dict[str, Any]:
+    """What a list of runs shows of a run, in whatever state it is; plain values."""
+    found = read(path)
+    best, last = found.best_row or {}, found.rows[-1] if found.rows else {}
+    arguments = found.recipe.get("arguments") if isinstance(found.recipe, dict) else None
+    key = next((key for key in [*found.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
+    files = [path / "run.json", *path.glob("*.jsonl"), *path.glob("checkpoints")]
+    return {
+        "run": str(path),
+        "state": found.status[0],
+        "why": found.status[1],
+        "epoch": last.get("epoch"),
+        "step": last.get("step"),
+        "best": {"key": key, "value": best.get(key), "step": best.get("step")},
+        "changed": max(file.stat().st_mtime for file in files),
+        "parents": [name for name, _ in found.parents],
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+
+
 def _check(path: Path) -> None:
-    if not disk.run_path(path).is_dir():
+    if not run_path(path).is_dir():
         raise RunError(f"{path} is not a directory. Name the directory of a run, as it was given to fit(run=...).")
     if not (path / "run.json").is_file():
         raise disk.no_run(path)

@@ -1,0 +1,476 @@
+"""Runs in an object store: an S3 server over HTTP, behind a proxy that answers badly, vanishes, or kills trainers."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from kit.forked import Child, start, tell
+from kit.s3_server import Proxy, s3
+from torch import nn
+
+import headrace as hr
+from headrace.store import claim, mirror, remote
+from headrace.store.cache import folder_of
+
+pytest.importorskip("s3fs")
+X = torch.sin(torch.arange(72.0)).reshape(24, 3)
+DATA = (X, (X[:, 0] > 0).long())
+STEPS, EVERY = 18, 4
+KILLS = 10  # at most, in each of twenty slow cases
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Proxy]:
+    with s3(limit_s=1500) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The server, an empty cache on this machine, and short times."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    quick()
+    server.rule, server.drops = lambda method, key: "", set()
+    server.log.clear()
+    server.counts.clear()
+    yield server
+    server.rule, server.drops = lambda method, key: "", set()
+
+
+def quick(expiry_s: float = 2.0) -> None:
+    """Times of this process that suit a test."""
+    claim.EXPIRY_S, claim.POLL_S, mirror.RENEW_S, mirror.REPORT_S = expiry_s, 0.1, 0.2, 0.2
+    mirror.FIRST_PATIENCE_S, mirror.PATIENCE_S, remote.SAID_AFTER_S = 20.0, 20.0, 0.5
+
+
+def url(tmp_path: Path) -> str:
+    """A run of this test's own."""
+    return f"s3://bucket/{tmp_path.name}/run"
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))
+
+
+def train(run: str | Path, steps: int = STEPS, callbacks: Any = (), **options: Any) -> str:
+    """Trains, and gives all that the training comes to."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=["accuracy"])
+    history = trainer.fit(
+        DATA,
+        DATA,
+        steps=steps,
+        run=hr.Run(run, every=f"{EVERY} steps", **options),
+        log_every="2 steps",
+        callbacks=[*callbacks, hr.BestModel("val/loss")],
+        progress=False,
+    )
+    tensors = [*model.state_dict().values(), *(v for s in optimizer.state_dict()["state"].values() for v in s.values())]
+    return json.dumps([[tensor.tolist() for tensor in tensors], history.rows])
+
+
+class Stops(hr.Callback):
+    """Ends the training as an error does."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == self._at:
+            raise InterruptedError
+
+
+def stopped(run: str, at: int) -> None:
+    """A training that ends by an error."""
+    with pytest.raises(InterruptedError):
+        train(run, callbacks=[Stops(at)])
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return train(tmp_path_factory.mktemp("local") / "run")
+
+
+def forget(run: str) -> None:
+    """As on another machine: nothing of the run is here."""
+    shutil.rmtree(folder_of(run))
+
+
+def names(proxy: Proxy, run: str) -> set[str]:
+    """The objects of a run."""
+    return set(remote.Remote(run).objects())
+
+
+# --- the same as a folder -------------------------------------------------------------------------------------
+
+
+@pytest.mark.takes_turns
+def test_a_run_in_a_store_ends_as_a_local_one_and_goes_on_anywhere(
+    store: Proxy, reference: str, tmp_path: Path
+) -> None:
+    run = url(tmp_path)
+    stopped(run, at=7)
+    stopped(run, at=10)
+    forget(run)
+    with pytest.raises(hr.RunError, match="resume='never'"):
+        train(run, resume="never")
+    assert train(run, resume="must") == reference
+
+    found = names(store, run)
+    local = folder_of(run)
+    files = {str(p.relative_to(local)) for p in local.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    assert {name for name in found if not name.startswith("claim/")} == files - {"lock"}
+    assert len([name for name in found if name.endswith("/COMMIT")]) in (3, 4)
+
+
+@pytest.mark.slow
+def test_everything_that_names_a_run_reads_it_from_the_store(store: Proxy, tmp_path: Path) -> None:
+    run = url(tmp_path)
+    trained = json.loads(train(run))[0]
+    forget(run)
+    model = network()
+    assert hr.load_weights(model, run, which="last") == STEPS
+    assert model[0].weight.tolist() == trained[0]
+    forget(run)
+    assert hr.load(run, network(), which="last").trainer.model[0].weight.tolist() == trained[0]
+    record = hr.Record(run)
+    assert record.checkpoints[-1] == STEPS
+    assert len(record.reports) == STEPS // 2
+    before = len(store.log)
+    hr.Record(run)
+    asked = store.log[before:]
+    assert [line.split("/")[0] for line in asked if line.startswith("LIST")] == [asked[0].split("/")[0]]
+    assert all("COMMIT" in line for line in asked[1:]), "what is here and has not changed is not read again"
+    with pytest.raises(hr.RunError, match=r"there is no run at s3://bucket/nothing"):
+        hr.Record("s3://bucket/nothing")
+
+
+@pytest.mark.slow
+def test_a_run_begins_from_a_parent_in_the_store(store: Proxy, tmp_path: Path) -> None:
+    run = url(tmp_path)
+    whole = train(run, keep="all")
+    assert train(f"{run}-b", parent=f"{run}@8") == whole
+
+
+@pytest.mark.takes_turns
+def test_the_order_of_requests_makes_a_checkpoint_complete_or_absent(store: Proxy, tmp_path: Path) -> None:
+    """Data, then the manifest, then the history, and COMMIT last; of old ones COMMIT goes first."""
+    train(url(tmp_path), keep=1)
+    puts = [line.partition(" ")[2].partition("/run/")[2] for line in store.log if line.startswith("PUT")]
+    commits = [n for n, name in enumerate(puts) if name.endswith("/COMMIT")]
+    assert len(commits) >= 5
+    for n in commits:
+        folder = puts[n].removesuffix("COMMIT")
+        own = [name.removeprefix(folder) for name in puts if name.startswith(folder)]
+        assert own[-2:] == ["manifest.json", "COMMIT"]
+    few = [line for line in store.log if line.startswith("DELETES")]
+    assert len(few) <= 2 * len(commits) + 1
+
+
+def test_another_file_system_works_too(store: Proxy, reference: str, tmp_path: Path) -> None:
+    place = tmp_path / "bucket"
+    run = f"file://{place}/run"
+    stopped(run, at=9)
+    forget(run)
+    assert train(run) == reference
+    assert (place / "run" / "metrics.jsonl").is_file()
+
+
+def test_what_cannot_be_opened_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(hr.ConfigError, match=r'gs://b/r needs gcsfs, .*pip install "headrace\[gcs\]"'):
+        train("gs://b/r")
+    with pytest.raises(hr.ConfigError, match="nosuch://b/r cannot be opened"):
+        train("nosuch://b/r")
+    with pytest.raises(hr.RunError, match=r"runs are numbered on this machine only"):
+        train("s3://bucket/runs/")
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", ".hidden", "a//b", "checkpoints/../../outside"])
+def test_names_of_objects_never_leave_the_folder(name: str, store: Proxy, tmp_path: Path) -> None:
+    run = url(tmp_path)
+    train(run, steps=1)
+    fs = remote.Remote(run)._fs
+    fs.call_s3("put_object", Bucket="bucket", Key=f"{tmp_path.name}/run/{name}", Body=b"harm")
+    forget(run)
+    hr.Record(run)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"harm"]
+
+
+# --- answers that are bad -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["500", "503", "reset", "half", "lost", "slow", "any"])
+def test_a_store_that_answers_badly_now_and_then_changes_nothing(
+    fault: str, store: Proxy, reference: str, tmp_path: Path
+) -> None:
+    random, run = Random(fault), url(tmp_path)
+    faults = ["500", "503", "reset", "half", "lost", "slow"]
+
+    def rule(method: str, key: str) -> str:
+        return (random.choice(faults) if fault == "any" else fault) if random.random() < 0.1 else ""
+
+    store.rule = rule
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not answer")  # several times in a row
+        stopped(run, at=9)
+        forget(run)
+        assert train(run) == reference
+    store.rule = lambda method, key: ""
+    forget(run)
+    assert hr.Record(run).checkpoints[-1] == STEPS
+
+
+@pytest.mark.slow
+def test_an_object_that_is_damaged_in_the_store_is_not_loaded(store: Proxy, tmp_path: Path) -> None:
+    run = url(tmp_path)
+    train(run)
+    weights = max(name for name in names(store, run) if name.endswith("/model.safetensors") and name[0] == "c")
+    there = remote.Remote(run)
+    data = there.read(weights)
+    assert data is not None
+    there.write(weights, data[:-1] + bytes([data[-1] ^ 1]))
+    forget(run)
+    with pytest.warns(UserWarning, match=r"model.safetensors is not what was written.*going on from step-"):
+        hr.load_weights(network(), run, which="last")
+
+
+class Away(hr.Callback):
+    """The store is away from a step on, until the training has come some steps further."""
+
+    def __init__(self, store: Proxy, at: int, until: int | None) -> None:
+        self.store, self.at, self.until = store, at, until
+        self.come = 0
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.come = info.step
+        if info.step == self.at:
+            self.store.rule = lambda method, key: "reset"
+        if info.step == self.until:
+            threading.Timer(1.5, self.back).start()
+
+    def back(self) -> None:
+        self.store.rule = lambda method, key: ""
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_while_holds_up_the_next_save_only_and_is_said(
+    store: Proxy, reference: str, tmp_path: Path
+) -> None:
+    run = url(tmp_path)
+    away = Away(store, at=5, until=9)  # the save of step 8 waits, and the one of step 12 for it
+    with pytest.warns(UserWarning, match=r"does not answer.*the training goes on, and only its next save waits"):
+        assert train(run, callbacks=[away]) == reference
+    forget(run)
+    assert hr.Record(run).checkpoints[-1] == STEPS
+
+
+@pytest.mark.slow
+def test_an_error_that_stays_is_raised_at_the_next_save_and_the_folder_goes_on(
+    store: Proxy, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = url(tmp_path)
+    away = Away(store, at=5, until=None)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(mirror, "FIRST_PATIENCE_S", 0.5)
+    with pytest.raises(hr.RunError, match=r"The last checkpoint is in .* on this machine") as caught:
+        train(run, callbacks=[away])
+    assert str(folder_of(run)) in str(caught.value)
+    assert 8 <= away.come <= 12
+    away.back()
+    kept = {path.name for path in (folder_of(run) / "checkpoints").iterdir()}
+    assert any(name.startswith("step-000000000008") for name in kept)
+    before = len(store.log)
+    assert train(run) == reference
+    assert any("PUT" in line and "step-000000000008" in line for line in store.log[before:]), "what was missing"
+    forget(run)
+    assert hr.Record(run).checkpoints[-1] == STEPS
+
+
+# --- one writer -----------------------------------------------------------------------------------------------
+
+
+def train_slowly(environment: dict[str, str], run: str, clock_s: float = 0.0) -> None:
+    """In a process of its own: trains until it is killed. Its clock may be off."""
+    os.environ.update(environment)
+    quick()
+    now = time.time
+    time.time = lambda: now() + clock_s
+    wait = threading.Event()
+
+    class Slow(hr.Callback):
+        def on_step_end(self, info: hr.Info) -> None:
+            tell(f"step {info.step}")
+            wait.wait(0.1)
+
+    train(run, steps=10_000, callbacks=[Slow()])
+
+
+def other_machine(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "HEADRACE_CACHE": str(tmp_path / "other")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clock_s", [0.0, 86_400.0, -86_400.0])
+def test_a_second_trainer_is_refused_and_lets_in_once_the_first_is_dead(
+    clock_s: float, store: Proxy, tmp_path: Path
+) -> None:
+    run = url(tmp_path)
+    with start(train_slowly, tmp_path, other_machine(tmp_path), run, clock_s) as child:
+        child.until("step 6")
+        with pytest.raises(
+            hr.RunError, match=rf"in use by process {child.pid} on {os.uname().nodename}, which renewed"
+        ):
+            train(run)
+        child.kill()
+        child.ending()
+    began = time.monotonic()
+    train(run)
+    assert time.monotonic() - began < 20
+    assert "going on from step" in (folder_of(run) / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_trainer_of_this_machine_is_refused_at_once_and_goes_on_at_once_after_a_kill(
+    store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = url(tmp_path)
+    with start(train_slowly, tmp_path, dict(os.environ), run) as child:
+        child.until("step 6")
+        with pytest.raises(hr.RunError, match=f"is in use by process {child.pid}"):
+            train(run)
+        assert hr.Record(run).checkpoints, "who only reads uses what is there"
+        child.kill()
+        child.ending()
+    monkeypatch.setattr(claim, "EXPIRY_S", 1000.0)
+    train(run)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(store: Proxy, tmp_path: Path) -> None:
+    run = url(tmp_path)
+    with start(train_slowly, tmp_path, other_machine(tmp_path), run) as child:
+        child.until("step 6")
+        os.kill(child.pid, signal.SIGSTOP)
+        train(run)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.ending() == 1
+        assert "has been taken over by another trainer" in child.output
+    forget(run)
+    assert hr.Record(run).checkpoints[-1] == STEPS, "what it wrote meanwhile changes nothing that counts"
+
+
+@pytest.mark.takes_turns
+def test_a_store_without_conditional_writes_is_said_once(store: Proxy, tmp_path: Path) -> None:
+    store.drops = {"If-None-Match"}
+    with pytest.warns(UserWarning, match="cannot create an object only where there is none") as caught:
+        train(url(tmp_path), steps=2)
+    assert len([each for each in caught if "only where there is none" in str(each.message)]) == 1
+
+
+# --- killed at any request ------------------------------------------------------------------------------------
+
+
+def train_and_tell(environment: dict[str, str], run: str) -> None:
+    """In a process of its own: what the training comes to."""
+    os.environ.update(environment)
+    quick(expiry_s=0.0)
+    tell(f"comes to {train(run)}")
+
+
+class Kill:
+    """Ends a process at a request, before the server gets it, or after, in which case the answer is lost."""
+
+    def __init__(self, at: int, after: bool) -> None:
+        self.left, self.after = at, after
+        self.child: Child | None = None
+        self.done = False
+
+    def __call__(self, method: str, key: str) -> str:
+        self.left -= 1
+        if self.left > 0 or self.child is None:
+            return "reset" if self.done else ""
+        if not self.done:
+            self.done = True
+            os.kill(self.child.pid, signal.SIGKILL)
+            return "lost" if self.after else "reset"
+        return "reset"
+
+
+def killed(store: Proxy, run: str, tmp_path: Path, random: Random, kills: int) -> tuple[str, int]:
+    """A training that is killed at requests, and begun again each time, there or elsewhere; what it comes to."""
+    machines, count = [dict(os.environ), other_machine(tmp_path)], 0
+    for _ in range(kills):
+        kill = Kill(random.randrange(1, 50), random.random() < 0.5)
+        with start(train_and_tell, tmp_path, random.choice(machines), run) as child:
+            kill.child = child
+            store.rule = kill
+            assert (child.ending() == -signal.SIGKILL) == kill.done, child.output
+        store.rule = lambda method, key: ""
+        count += kill.done
+    with start(train_and_tell, tmp_path, random.choice(machines), run) as child:
+        result = child.until("comes to ")
+        assert child.ending() == 0, child.output
+    return result, count
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, id="few"), *[pytest.param(k, marks=pytest.mark.slow) for k in range(1, 21)]]
+)
+def test_a_training_killed_at_any_request_goes_on_bit_for_bit(
+    seed: int, store: Proxy, reference: str, tmp_path: Path
+) -> None:
+    random, different, kills = Random(seed), [], 0
+    for number in range(2 if seed else 1):
+        result, count = killed(store, f"{url(tmp_path)}-{number}", tmp_path, random, kills=KILLS // 2 if seed else 2)
+        kills += count
+        if result != reference:
+            different.append(number)
+    assert different == []
+    assert kills > (5 if seed else 0)
+
+
+@pytest.mark.slow
+def test_a_training_that_forgets_its_random_state_would_be_noticed(
+    store: Proxy, reference: str, tmp_path: Path
+) -> None:
+    """The negative control."""
+    run = url(tmp_path)
+    stopped(run, at=9)
+    forget(run)
+
+    def forgets(info: hr.Info) -> None:
+        if info.step == 10:
+            torch.manual_seed(99)
+
+    assert train(run, callbacks=[hr.Lambda(on_step_end=forgets)]) != reference
+
+
+# --- room on this machine -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_runs_that_were_used_long_ago_make_room(store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [f"{url(tmp_path)}-{number}" for number in range(3)]
+    for run in runs[:2]:
+        train(run, steps=2)
+    os.utime(folder_of(runs[0]) / ".mirror.json", (0, 0))
+    monkeypatch.setenv("HEADRACE_CACHE_GB", "0.00002")
+    train(runs[2], steps=2)
+    assert [folder_of(run).exists() for run in runs][0::2] == [False, True]
