@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,22 +13,8 @@ from ... import __version__
 from ...store import disk, system
 from .output import print_result
 
-NEEDED = (
-    *("torch", "numpy", "safetensors", "pyarrow"),
-    *("cyclopts", "docstring_parser", "pyyaml", "rich", "tensorboard", "matplotlib", "jinja2"),
-)
-WITHOUT = NEEDED[:4]  # no training without these
-EXTRAS = {
-    "ray": ("ray",),
-    "mlflow": ("mlflow",),
-    "wandb": ("wandb",),
-    "sklearn": ("scikit-learn",),
-    "optuna": ("optuna",),
-    "pandas": ("pandas",),
-    "vision": ("pillow",),
-    "onnx": ("onnx", "onnxscript"),
-}
-"""What each extra of headrace installs."""
+WITHOUT = ("torch", "numpy", "safetensors", "pyarrow")  # no training without these
+NOT_FOR_USERS = ("bench", "dev")
 LEAST_TORCH = (2, 10)
 LEAST_FREE = 1 << 30  # bytes
 
@@ -101,7 +88,8 @@ def versions() -> Part:
     """Python, headrace, what it needs, and its extras."""
     facts = {"python": platform.python_version(), "headrace": __version__, "system": platform.platform()}
     findings = []
-    for name in NEEDED:
+    needs = requirements()
+    for name in needs.pop(""):
         facts[name] = found = _version(name) or "not installed"
         if found == "not installed":
             findings.append(Finding(f"{name} is not installed", f"pip install {name}", stops=name in WITHOUT))
@@ -114,10 +102,20 @@ def versions() -> Part:
             findings.append(Finding(what, do, stops=True))
         if tuple(int(part) for part in facts["torch"].split(".")[:2]) < LEAST_TORCH:
             findings.append(Finding(f"torch {facts['torch']} is older than 2.10", "pip install -U torch"))
-    for extra, needed in EXTRAS.items():
+    for extra, needed in needs.items():
         there = [_version(name) for name in needed]
         facts[extra] = str(there[0]) if all(there) else f'not installed: pip install "headrace[{extra}]"'
     return Part(facts, findings)
+
+
+def requirements() -> dict[str, list[str]]:
+    """The packages that headrace needs, by the extra that needs them; "" always."""
+    found: dict[str, list[str]] = {"": []}
+    for text in importlib.metadata.requires("headrace") or ():
+        name, extra = re.match(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)", text)
+        assert name is not None
+        found.setdefault(extra[1] if extra else "", []).append(name[0])
+    return {extra: names for extra, names in found.items() if extra not in NOT_FOR_USERS}
 
 
 def _version(name: str) -> str | None:
