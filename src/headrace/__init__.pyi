@@ -5,6 +5,7 @@ from .adapters.compose import filter as filter
 from .adapters.compose import head as head
 from .adapters.compose import map as map
 from .adapters.compose import mix as mix
+from .adapters.compose import pack as pack
 from .adapters.compose import skip as skip
 from .adapters.compose import split as split
 from .adapters.compose import zip as zip

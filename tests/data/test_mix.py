@@ -110,7 +110,7 @@ def test_points_in_steps_are_those_of_the_trainer(cross: bool) -> None:
     batches = [source.next_batch(32) for _ in range(8)]
     tables = [set((batch["id"] // 10_000).tolist()) for batch in batches if batch is not None]
     assert tables == [{0}] * 5 + [{1}] * 3
-    with pytest.raises(hr.ConfigError, match="batch_size=32 rows, and it is read in batches of 16 rows"):
+    with pytest.raises(hr.ConfigError, match="batch_size=32 rows, and is read in batches of 16 rows"):
         source.next_batch(16)
 
 

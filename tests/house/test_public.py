@@ -102,6 +102,7 @@ PUBLIC = [
     "mix",
     "open_ctf",
     "open_table",
+    "pack",
     "samples",
     "skip",
     "split",

@@ -15,6 +15,7 @@ from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped
 from ..data.mix_order import MixOrder
 from ..data.order import Permutation
+from ..data.packed import Packed
 from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
@@ -84,6 +85,20 @@ def _rows_until(epoch: int, batch_size: int | None, crosses: bool, point: Length
         return count * size
     epochs, steps = divmod(count, -(-epoch // size))  # the last batch of an epoch may be small
     return epochs * epoch + steps * size
+
+
+def pack(data: Any, length: int, stream: str, *, fill: Mapping[str, float] | None = None) -> Table:
+    """Packs whole sequences of `stream` side by side into rows of `length` items, as few rows as a best fit finds.
+
+    All streams of the table are sequences of the same lengths. What is not used of a row is 0, or `fill`, as in
+    `{"labels": -100}`. Three streams are added: `positions` in each sequence, `segments`, the number of the sequence in
+    its row, from 1 on, and 0 for what fills up, and `mask`, where there is a sequence.
+    """
+    if not (size := whole(length)):
+        raise ConfigError(f"pack(): length= is a whole number above 0, got {length!r}.")
+    table = as_table(data)
+    plain([table], "pack")
+    return Packed(table, stream, size, fill or {})
 
 
 def head(data: Any, rows: int) -> Any:

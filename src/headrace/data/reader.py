@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
+from .buckets import BucketOrder
 from .encoding import Encoding
 from .mix_order import MixOrder
 from .order import Order
@@ -23,7 +26,8 @@ class Reader(Source):
     `order`, `seed`, `block` and `mix` are those of `Order`; a table of files knows its own `block`, and any other is
     asked for one by an order that goes by blocks. `count`: a size counts "rows", or the items of a sequence stream;
     sequences stay whole. `cross_epochs`: the last batch of an epoch is filled up with the first rows of the next. It is
-    finished after `max_epochs` or `max_samples` rows.
+    finished after `max_epochs` or `max_samples` rows. `buckets`: a sequence stream, of which the rows of a batch have
+    about equally many items; `batch_size` is then how many rows that is.
 
     The size is that of the whole batch: shard r of W gets rows [g·r // W, g·(r+1) // W) of each batch of g, or the
     sequences that hold as large a part of the items. Where it stands is a few integers, so that any number of workers
@@ -48,6 +52,8 @@ class Reader(Source):
         cross_epochs: bool = False,
         max_epochs: int | None = None,
         max_samples: int | None = None,
+        buckets: str = "",
+        batch_size: int | None = None,
     ) -> None:
         if not isinstance(table, Table):
             raise ConfigError(
@@ -69,6 +75,8 @@ class Reader(Source):
             )
         size = len(table)
         plain = order if isinstance(order, MixOrder) else Order(size, order, seed=seed, block=block, mix=mix)
+        if buckets:
+            plain = _in_buckets(table, plain, buckets, batch_size)
         limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * plain.n]
         end = min((limit for limit in limits if limit is not None), default=None)
         self.sized_by, self.position = count, 0
@@ -142,6 +150,16 @@ class Reader(Source):
     def _move_to(self, reading: Reading, position: int) -> None:
         """Moves to a position of a reading, and starts prefetching from there."""
         self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
+
+
+def _in_buckets(table: Table, order: Order | MixOrder, stream: str, batch_size: int | None) -> BucketOrder:
+    """An order in which batches have rows of like length."""
+    table.sequence(stream)
+    if not (size := whole(batch_size)):
+        raise ConfigError(f"buckets={stream!r} makes batches of like rows: say of how many, as in batch_size=32.")
+    if isinstance(order, MixOrder):
+        raise ConfigError(f"buckets={stream!r} sorts the rows of one table. Concatenate tables, or leave it out.")
+    return BucketOrder(order, stream, lambda: torch.as_tensor(table.lengths(stream)).numpy(), size)
 
 
 class ReaderOfOnePass(Reader):

@@ -199,8 +199,8 @@ class Reading:
             raise ConfigError(f"a batch has at least one {'row' if self.count == 'rows' else 'item'}, got size {size}.")
         if (expected := self.order.batch_size) and (found != expected or self.count != "rows"):
             raise ConfigError(
-                f"the weights of this mix change after steps of batch_size={expected} rows, and it is read in batches "
-                f"of {found} {self.count}. Give mix() the batch_size of the trainer, or points in samples."
+                f"this order ({self.order.kind}) was made for batches of batch_size={expected} rows, and is read in "
+                f"batches of {found} {self.count}. Give mix() or the Reader the batch_size of the trainer."
             )
         if self.end is not None and start >= self.end:
             return None
