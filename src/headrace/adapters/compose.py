@@ -15,7 +15,7 @@ from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped
 from ..data.mix_order import MixOrder
 from ..data.order import Permutation
-from ..data.packed import Packed
+from ..data.packed import PackedTable
 from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
@@ -98,7 +98,7 @@ def pack(data: Any, length: int, stream: str, *, fill: Mapping[str, float] | Non
         raise ConfigError(f"pack(): length= is a whole number above 0, got {length!r}.")
     table = as_table(data)
     plain([table], "pack")
-    return Packed(table, stream, size, fill or {})
+    return PackedTable(table, stream, size, fill or {})
 
 
 def head(data: Any, rows: int) -> Any:

@@ -20,7 +20,7 @@ from .views import digest
 ADDED = ("positions", "segments", "mask")
 
 
-class Packed(Table):
+class PackedTable(Table):
     """The sequences of a table in rows of `length` items each: see `pack`."""
 
     def __init__(self, table: Table, stream: str, length: int, fill: Mapping[str, float]) -> None:
