@@ -46,7 +46,8 @@ NOT_OFFERED: dict[str, str] = {
     "io.transforms": "color crop mean scale",
     "cntk_py": "",
     "logging": """
-        TensorBoardProgressWriter TrainingSummaryProgressCallback depth_first_search find_all_with_name
+        get_trace_level set_trace_level TensorBoardProgressWriter
+        TrainingSummaryProgressCallback depth_first_search find_all_with_name
         find_by_name get_node_outputs output_function_graph plot set_computation_network_trace_level
     """,
     "device": "get_gpu_properties set_excluded_devices try_set_default_device",

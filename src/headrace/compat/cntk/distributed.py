@@ -7,4 +7,3 @@ from .train.distributed import WorkerDescriptor as WorkerDescriptor
 from .train.distributed import block_momentum_distributed_learner as block_momentum_distributed_learner
 from .train.distributed import data_parallel_distributed_learner as data_parallel_distributed_learner
 from .train.distributed import mpi_communicator as mpi_communicator
-from .train.distributed import new_communicator as new_communicator

@@ -31,10 +31,6 @@ class Record(dict[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def updated_with(self, **entries: Any) -> "Record":
-        """The same record with other entries besides."""
-        return Record(**{**self, **entries})
-
 
 def as_shape(shape: Any) -> Shape:
     """A shape given as a number or several."""

@@ -71,11 +71,6 @@ class ProgressWriter:
         """A minibatch was tested."""
         self._test.update(samples, 0.0, accumulated_metric, lambda s, u, _, m: self.on_write_test_update(s, u, m))
 
-    def update_distributed_sync(self, samples: int, accumulated_metric: Any) -> None:
-        """The workers have agreed on their weights."""
-        write = self.on_write_distributed_sync_update
-        self._syncs.update(samples, 0.0, accumulated_metric, lambda s, u, _, m: write(s, u, m))
-
     def write_training_summary(self, accumulated_loss: Any, accumulated_metric: Any) -> None:
         """A part of the training is over."""
         self._training.summarize(accumulated_loss, accumulated_metric, self.on_write_training_summary)
@@ -84,14 +79,6 @@ class ProgressWriter:
         """A test is over."""
         write = self.on_write_test_summary
         self._test.summarize(0.0, accumulated_metric, lambda s, u, n, _, m, ms: write(s, u, n, m, ms))
-
-    def total_training_updates(self) -> int:
-        """Minibatches trained on so far."""
-        return self._training.updates_in_all
-
-    def total_test_updates(self) -> int:
-        """Minibatches tested so far."""
-        return self._test.updates_in_all
 
     def write(self, key: str, value: Any) -> None:
         """A setting has a new value, such as the learning rate."""

@@ -67,11 +67,6 @@ class Function(Variable):
         return (self,)
 
     @property
-    def root_function(self) -> "Function":
-        """The function itself."""
-        return self
-
-    @property
     def arguments(self) -> tuple[Variable, ...]:
         """The inputs and placeholders that it needs, in the order in which they are met."""
         return tuple(v for v in ordered([self]) if v.is_input or v.is_placeholder)
@@ -130,14 +125,6 @@ class Function(Variable):
     def remade(self, inputs: Sequence[Variable]) -> "Function":
         """The same operation on other inputs."""
         return Function(self.op_name, self.make, inputs, self.name, self.modal)
-
-    def replace_placeholder(self, substitution: Any) -> Any:
-        """The graph with its only placeholder replaced."""
-        return self.replaced({self.placeholders[0]: substitution})
-
-    def replace_placeholders(self, substitutions: Mapping[Variable, Any]) -> Any:
-        """The graph with placeholders replaced."""
-        return self.replaced(substitutions)
 
     def clone(self, method: Any = None, substitutions: Mapping[Variable, Any] | None = None) -> Any:
         """A copy: its parameters are shared, copied ("clone"), or made constants ("freeze")."""
@@ -313,10 +300,6 @@ class Layer(Function):
 
     @property
     def output(self) -> Function:
-        return self.graph
-
-    @property
-    def root_function(self) -> Function:
         return self.graph
 
     @property

@@ -275,8 +275,3 @@ def block_momentum_distributed_learner(
 def mpi_communicator() -> Communicator:
     """The workers."""
     return Communicator()
-
-
-def new_communicator() -> Communicator:
-    """The workers."""
-    return Communicator()
