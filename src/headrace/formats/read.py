@@ -19,6 +19,7 @@ READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 """What a column of text may be read as."""
 TEXT_BLOCK_BYTES = 2**24  # types are told by the first block of a text that is read piece by piece
 HEAD_BYTES = 2**20
+AT_ONCE_BYTES = 2**22  # of a text that is read in several threads; a row has to fit in
 BATCH_ROWS, BATCH_BYTES = 65536, 2**24  # of a record batch of Parquet
 Select = Callable[..., list[str]]
 """Chooses among the names of the columns of a file; a second argument names those that are read only if asked for."""
@@ -175,7 +176,7 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
 
     def load() -> Any:
         with _advised(file, held, types), text() as opened:
-            return csv.read_csv(opened, read, parse, convert)
+            return csv.read_csv(opened, csv.ReadOptions(block_size=AT_ONCE_BYTES), parse, convert)
 
     def make() -> Iterator[Any]:
         with _advised(file, held, types), text() as opened, csv.open_csv(opened, read, parse, convert) as batches:
@@ -247,10 +248,13 @@ class _Text:
 
     @property
     def has_quotes(self) -> bool:
-        """Whether there are quotes in it, within which a line may break; of a packed text that is not known."""
+        """Whether there are quotes after the first line, so that lines may break within quotes; of a packed text that
+        is not known.
+        """
         if self._packed:
             return True
         data = np.frombuffer(self._data, np.uint8)
+        data = data[int(np.argmax(data[:HEAD_BYTES] == ord("\n"))) :]
         return any(bool((data[k : k + HEAD_BYTES] == ord('"')).any()) for k in range(0, len(data), HEAD_BYTES))
 
 

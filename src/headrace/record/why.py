@@ -188,7 +188,7 @@ def _worst(rows: Sequence[Row]) -> list[int]:
 
 def _look_ahead(found: Why, record: Record, before: _Before, trainer: Trainer, train: Any, ahead: int) -> None:
     """The losses of the update and of those after it, by a plain loop on copies, with the worst rows and without."""
-    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed)
+    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, augment=trainer.augment)
     if not isinstance(source, Reader):
         return
     objective, steps = next(iter(trainer.objectives.values())), range(found.step, found.step + 1 + ahead)

@@ -80,7 +80,9 @@ def train_without(
     normalisation measures them.
     """
     weights = weight_streams(trainer)
-    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
+    source = source_on(
+        train, trainer.device, "train", trainer.order, trainer.seed, resumes=True, augment=trainer.augment
+    )
     if not isinstance(source, Reader):
         raise ConfigError("rows can be left out of a table only, and these data are batches.")
     used = [step for row in rows for step in record.when(row, train)]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
+from ..adapters.compose import map as map_rows
 from ..adapters.passes import hugging_kind
 from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
@@ -44,17 +45,23 @@ def source_on(
     like: Source | None = None,
     encoding: Encoding | None = None,
     resumes: bool = False,
+    augment: Any = None,
 ) -> Source:
     """Data as a source for a device; `name` is what errors call it. What fits into a GPU is moved there once.
 
     `resumes`: its place is saved with a run, with the fingerprint of the data, which takes time for large ones.
 
     Where batches of the training data, `like`, count items, those of this table do so too. Files and frames are read
-    as those data were whose `encoding` is given.
+    as those data were whose `encoding` is given. `augment` changes the rows of a training once they are on the device.
     """
     try:
         table = as_data(data, encoding if like is None else like.encoding)
         if isinstance(table, Source):
+            if augment is not None:
+                raise ConfigError(
+                    f"augment= changes rows that the trainer reads by number, and the {name} data are a "
+                    f"{type(table).__name__}. Change its batches where it makes them; of a Reader hr.map(reader, f)."
+                )
             return table
         if not len(table):
             raise DataError("they have no rows, and there is nothing to read.")
@@ -66,6 +73,10 @@ def source_on(
             table = OnDevice(table, device)
     count = "rows" if like is None else like.sized_by
     kind = Reader if resumes else ReaderOfOnePass
+    if augment is not None:
+        encoding = table.encoding  # other data are read without it
+        table = map_rows(table, augment, where="device")
+        table.encoding = encoding
     return kind(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
 
 

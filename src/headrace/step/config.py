@@ -27,7 +27,7 @@ from ..workers.synchronous import Synchronous
 
 SETTINGS = (
     *("loss", "batch_size", "microbatch", "clip_norm", "clip_value", "precision", "schedule", "seed", "order"),
-    *("inputs", "target", "deterministic", "nonfinite", "strategy"),
+    *("inputs", "target", "deterministic", "nonfinite", "strategy", "augment"),
 )
 """The arguments of a trainer that a run is resumed with."""
 OF_THE_MOMENT = ("comm", "started")

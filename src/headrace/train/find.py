@@ -200,7 +200,7 @@ def _copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[
         stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
         for generator in generators_of(data):
             stack.callback(generator.set_state, generator.get_state())
-        source = source_on(data, trainer.device, "train", trainer.order, trainer.seed)
+        source = source_on(data, trainer.device, "train", trainer.order, trainer.seed, augment=trainer.augment)
         if source.state_dict() is None:
             warnings.warn(f"{source.title} has no state_dict: what is read now is not read again.", stacklevel=4)
         stack.enter_context(rewound(source))

@@ -64,7 +64,9 @@ def make_loop(
     workers = trainer.workers
     run = Run.of(run)
     checkpointer = Checkpointer(workers.strategy, run)
-    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
+    source = source_on(
+        train, trainer.device, "train", trainer.order, trainer.seed, resumes=True, augment=trainer.augment
+    )
     if trainer.strategy.parts and isinstance(source, Reader):
         check_rows_stay_apart(source.table)
     bounds = limits(epochs, steps, samples, minutes)

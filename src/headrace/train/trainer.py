@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,7 +78,8 @@ class Trainer:
     (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by itself. `arena=False`
     leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes of a small model, with the same
     bits, where that is proven and quicker; `True` insists, `False` never does. `threads`: how many threads torch
-    uses in this process from now on; the bits of a training depend on it.
+    uses in this process from now on; the bits of a training depend on it. `augment`: a function of the fields of many
+    training rows, and maybe of `Draws`, that changes them on the device, as that of `hr.map`; no other data.
     """
 
     batch_size, schedule, metrics = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
@@ -120,6 +121,7 @@ class Trainer:
         arena: bool = True,
         tape: bool | Literal["auto"] = "auto",
         threads: int | None = None,
+        augment: Callable[..., Any] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.made_with = arguments
@@ -147,6 +149,7 @@ class Trainer:
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
+        self.augment = augment
         self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch, parts=self.strategy.parts)
         if shards or stays_ordinary(model, self.objectives, tape):

@@ -1,0 +1,63 @@
+"""Trainer(augment=) changes the training rows, and no others, in the same way after any resume."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headrace as hr
+
+ROWS = 40
+X = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+
+
+def noisy(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
+    return {**fields, "x": fields["x"] + 0.5 * draws.normal(3)}
+
+
+def trainer(**options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.05), batch_size=8, **options)
+
+
+def weights(made: hr.Trainer) -> torch.Tensor:
+    return made.model.weight.detach().clone()  # type: ignore[operator]
+
+
+def test_it_is_a_map_of_the_training_data_and_of_no_others() -> None:
+    mapped, plain, made = trainer(), trainer(), trainer(augment=noisy)
+    mapped.fit(hr.map(hr.ArrayTable({"x": X, "y": Y}), noisy), epochs=3, progress=False)
+    plain.fit((X, Y), epochs=3, progress=False)
+    history = made.fit((X, Y), val=(X, Y), epochs=3, progress=False)
+    assert torch.equal(weights(made), weights(mapped))
+    assert not torch.equal(weights(made), weights(plain))
+    assert history.last["val/loss"] in made.validate((X, Y)).values()
+
+
+def test_a_run_is_resumed_exactly_and_with_the_same_function(tmp_path: Path) -> None:
+    whole = trainer(augment=noisy)
+    whole.fit((X, Y), epochs=3, progress=False)
+    for steps in (7, None):
+        again = trainer(augment=noisy)
+        again.fit((X, Y), epochs=3, steps=steps, progress=False, run=tmp_path / "run")
+    assert torch.equal(weights(again), weights(whole))
+    with pytest.raises(hr.CheckpointError, match="augment"):
+        trainer().fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
+
+
+def test_files_that_are_given_later_are_read_without_it(tmp_path: Path) -> None:
+    columns = {f"c{k}": X[:, k] for k in range(3)} | {"y": Y[:, 0]}
+    hr.write_table(hr.ArrayTable(columns), tmp_path / "t.parquet")
+    made = trainer(augment=noisy)
+    table = hr.open_table(tmp_path / "t.parquet", columns={"x": ["c0", "c1", "c2"], "y": ["y"]})
+    made.fit(table, val=tmp_path / "t.parquet", epochs=1, progress=False)
+    assert torch.equal(made.predict(tmp_path / "t.parquet"), made.predict(X))
+
+
+def test_a_source_that_gives_batches_is_refused() -> None:
+    with pytest.raises(hr.ConfigError, match="augment= changes rows that the trainer reads by number"):
+        trainer(augment=noisy).fit([(X, Y)], epochs=1, progress=False)
