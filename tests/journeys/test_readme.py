@@ -55,9 +55,10 @@ def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_first_program_of_several_workers_starts_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["workers.md", "large_models.md"])
+def test_the_first_program_of_several_workers_starts_two_processes(page: str, tmp_path: Path) -> None:
     """Its own interpreter, since the programs of a page are otherwise not run as the main one."""
-    (_, program), *_ = programs(ROOT / "docs" / "workers.md")
+    (_, program), *_ = programs(ROOT / "docs" / page)
     (tmp_path / "train.py").write_text(program)
     ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

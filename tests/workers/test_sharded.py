@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,17 @@ def test_what_one_worker_meets_ends_all(name: str, tmp_path: Path) -> None:
     with start(run_in_workers, tmp_path, name) as child:
         assert child.ending() == 1
         assert re.search(FAILURES[name], child.output), child.output
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_gpt_learns_on_two_processes(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "gpt_sharded.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(recipe)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert "sharded over 2 workers, without arena and tape" in ended.stderr
+    assert 1 < float(ended.stdout.split()[-1]) < 3.6  # of log(128) = 4.85
 
 
 def is_a_group_of_one(port: int) -> None:
