@@ -21,7 +21,7 @@ from ..step.arguments import source_on
 from ..step.weights import saved_weights
 from ..store import disk
 from ..store.codec import tensor_pieces
-from ..store.contents import MODEL
+from ..store.contents import MODEL, TRAINER
 from .recipe import Recipe, load
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
@@ -49,6 +49,11 @@ def export(
         _check_onnx()
     if to == "safetensors":
         contents = saved_weights(run, which)
+        if contents.document(TRAINER).get("base") is not None:
+            raise RunError(
+                f"{run} has what was trained, without the frozen base. Load it into a model with that base by "
+                "hr.load_weights, and save that model."
+            )
         step, write = contents.step, partial(_write_weights, contents.tensors_of(MODEL))
     else:
         made = load(run, recipe=recipe, which=which, trust=trust)

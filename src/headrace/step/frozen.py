@@ -45,6 +45,16 @@ class Frozen:
         self._owners = {}
         self._apply()
 
+    @property
+    def base(self) -> set[str]:
+        """The parameters that are not trained since the run began; raises if they are now."""
+        if trained := sorted(self._first - self._untrained()):
+            raise CheckpointError(
+                f"{trained[0]!r} was frozen when the run began and is trained now, and checkpoint='trainable' does not "
+                "save it. Use checkpoint='complete', or hr.Freeze."
+            )
+        return self._first
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "owners": {owner: sorted(names) for owner, names in self._owners.items() if names},

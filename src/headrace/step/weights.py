@@ -17,7 +17,9 @@ from ..store.checkpoints import Store
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.named import run_path
 from ..store.run import CHECKPOINTS, run_id
-from ..store.shape import COUNT, check, maybe
+from ..store.shape import COUNT, TEXT, check, maybe
+from ..workers.strategy import Strategy
+from .base import completed
 
 _ENCODING = "_headrace_encoding"  # an attribute of the model: copies of it, and other trainers, know them too
 
@@ -36,7 +38,10 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None =
 
 def give_weights(model: nn.Module, contents: Contents, run: str | Path, strict: bool = True) -> None:
     """Gives a model the weights of a checkpoint that has been read from a run: see `load_weights`."""
-    saved = contents.tensors_of(MODEL)
+    saved: Mapping[str, Any] = contents.tensors_of(MODEL)
+    base = check(contents.document(TRAINER).get("base"), maybe({"names": [TEXT], "hash": TEXT}), "base")
+    if strict or base is not None:
+        saved = completed(saved, base, model, Strategy())
     if strict:
         check_model(saved, model.state_dict())
     else:
@@ -55,7 +60,7 @@ def give_weights(model: nn.Module, contents: Contents, run: str | Path, strict: 
     document = contents.document(TRAINER)
     known = as_encoding(document.get("encoding"))
     load_model(model, saved, strict=False)
-    remember_encoding(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
+    remember_encoding(model, known if len(saved) >= len(contents.tensors[MODEL]) else None)
 
 
 def remember_encoding(model: nn.Module, encoding: Encoding | None) -> None:

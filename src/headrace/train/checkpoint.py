@@ -79,6 +79,7 @@ PARTS: dict[str, Shape] = {
     "config": DICT,
     "limits": each(NUMBER),
     "machine": DICT,
+    "base": maybe({"names": [TEXT], "hash": TEXT}),
     "encoding": ANY,
     "data": maybe(DICT),
 }

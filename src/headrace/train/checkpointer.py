@@ -15,6 +15,7 @@ from ..arena.sharding import local
 from ..errors import CheckpointError, RunError
 from ..length import Length
 from ..step import config
+from ..step.base import completed
 from ..step.weights import check_model, load_model
 from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, Contents
@@ -71,6 +72,8 @@ class Checkpointer:
         """Whether a training can go on from here."""
         self.every = Length.parse(run.every, "every") if self.keeps else None
         """How often a checkpoint is written."""
+        self.saves_base = run.checkpoint == "complete"
+        """Whether parameters that are frozen from the beginning are saved."""
         self.path: Path | None = None
         """The directory of the run, once it is chosen."""
         self.overdue = False
@@ -155,7 +158,7 @@ class Checkpointer:
         if found is None:
             return None
         if read is not None:
-            return resumed_from(self._store, self._strategy, found, read)
+            return resumed_from(self._store, self._strategy, found, read, model)
         mine = self._comm.hand_out(workers)
         if progress := mine["replica"].get("progress"):
             step = found["common"]["step"] | progress["step"] | {"optimizers": mine["replica"]["optimizers"]}
@@ -193,7 +196,9 @@ class Checkpointer:
         newest, checkpoint = contents.step, decode(contents)
         if checkpoint.is_stuck:
             contents, checkpoint = self._before(contents, checkpoint)
-        check_model(checkpoint.common["model"], model.state_dict())
+        base, common = checkpoint.common["base"], checkpoint.common
+        common["model"] = completed(common["model"], base, model, None if self._shares else self._strategy)
+        check_model(common["model"], model.state_dict())
         self._good = [] if checkpoint.is_stuck else [contents.step]
         overridden = self._check_settings(checkpoint.common, settings, limits)
         self._rows_until = contents.step - ("row" not in checkpoint.common["done"])

@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
+from ..step.base import completed
 from ..step.weights import check_model
 from ..store import codec, disk
 from ..store.checkpoints import Keep, Store
@@ -24,6 +25,7 @@ from ..store.shape import check
 from .checkpoint import PARTS
 
 RESUME = ("auto", "must", "never")
+CHECKPOINT = ("complete", "trainable")
 _NUMBER = re.compile(r"\d+")
 _SEPARATORS = tuple(filter(None, ("/", os.sep, os.altsep)))
 
@@ -49,6 +51,9 @@ class Run:
 
     `parent="runs/a@600"`: a new run begins with the checkpoint of step 600 of that run, which is never changed. Without
     other settings it ends with its parent's bits; with `override` it goes on with others.
+
+    `checkpoint="trainable"` saves what is trained, and only a hash of the base, which is frozen from the beginning: the
+    run goes on with a model that has the same base.
     """
 
     path: "str | Path | Runs | None" = None
@@ -60,6 +65,7 @@ class Run:
     wait: bool = False
     logs: bool = True
     parent: str | None = None
+    checkpoint: str = "complete"
 
     @classmethod
     def of(cls, run: "str | Path | Run | None") -> "Run":
@@ -71,6 +77,8 @@ class Run:
             raise ConfigError(
                 f"run= is the path of a directory, or hr.Run(path, ...); got {self.path!r}.", argument="run"
             )
+        if self.checkpoint not in CHECKPOINT:
+            raise ConfigError(unknown("checkpoint", self.checkpoint, CHECKPOINT), argument="checkpoint")
         if self.resume not in RESUME:
             raise ConfigError(unknown("resume", self.resume, RESUME))
         if self.path is None and self.resume == "must":
@@ -155,7 +163,9 @@ class Runs:
                 saved = codec.decode(last.document(TRAINER).get("config"), {})
                 found = config.differences(check(saved, PARTS["config"], "config"), settings) + self.differences(run)
                 if not found:
-                    check_model(store.load(last.step, lambda name: name == MODEL).tensors_of(MODEL), model.state_dict())
+                    weights = store.load(last.step, lambda name: name == MODEL).tensors_of(MODEL)
+                    base = check(last.document(TRAINER).get("base"), PARTS["base"], "base")
+                    check_model(completed(weights, base, model, None), model.state_dict())
         except CheckpointError as error:
             return [" ".join(str(error).split())]  # in a line of a log
         return found

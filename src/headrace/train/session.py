@@ -21,6 +21,7 @@ from ..loss.objective import measured_by
 from ..loss.outcome import LossSums
 from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
+from ..step.base import Base, base_of
 from ..step.check import same_encoding
 from ..step.frozen import Frozen
 from ..step.unsaved import UnsavedOptimizers
@@ -87,6 +88,8 @@ class Session:
         """Where the source stood after the last batch that was used."""
         self.round: dict[str, Any] | None = None
         """Where the training stood when all workers last had the same weights."""
+        self.base: Base | None = None
+        """The frozen base of the model, if checkpoints have only its hash."""
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -146,8 +149,9 @@ class Session:
         info, saved = self.info, self.model.state_dict()
         tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
         transient = {plain_name(name): tensor for name, tensor in self.model.named_buffers() if name not in saved}
+        kept = tensors if self.checkpointer.saves_base else self._without_base(tensors)
         return {
-            "model": {name: weights.get(plain_name(name), value) for name, value in tensors.items()},
+            "model": {name: weights.get(plain_name(name), value) for name, value in kept.items()},
             "extra": {plain_name(name): value for name, value in saved.items() if name not in tensors},
             "modules": {"transient": transient, "others": [module.state_dict() for module in self.modules[1:]]},
             "frozen": self.frozen.state_dict(),
@@ -160,10 +164,17 @@ class Session:
             "round": self.round,
             "config": self.settings,
             "limits": config.of_limits(info.limits),
+            "base": self.base,
             "machine": machine(self.trainer.device),
             "encoding": None if self.encoding is None else document_of(self.encoding),
             "data": _description_of(self.plan.train, self.trainer),
         }
+
+    def _without_base(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        names = self.frozen.base
+        if self.base is None:  # it does not change
+            self.base = base_of(self.model, names, self.workers.strategy)
+        return {name: tensor for name, tensor in tensors.items() if plain_name(name) not in self.base["names"]}
 
     def check(self, resumed: Resumed) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether. Nothing but the source is changed."""

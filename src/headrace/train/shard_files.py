@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import CheckpointError, CorruptError
+from ..step.base import completed
 from ..step.weights import load_model
 from ..store.checkpoints import Store
 from ..store.contents import MODEL, Contents, Written, divided, write_files
@@ -101,10 +102,12 @@ def restore_together(store: Store, strategy: Strategy, step: int, model: nn.Modu
         load_model(model, found.tensors_of(MODEL), strict=False)
 
 
-def resumed_from(store: Store, strategy: Strategy, found: dict[str, Any], read: Contents) -> Resumed:
+def resumed_from(store: Store, strategy: Strategy, found: dict[str, Any], read: Contents, model: nn.Module) -> Resumed:
     """What this worker goes on with, of a checkpoint that all have read; worker 0 has `found` the rest to fit."""
     step, history = found["common"]["step"], found["common"]["history"]
     checkpoint = decode(read if read.step == step else load_part(store, strategy, step))
+    saved = checkpoint.common
+    saved["model"] = completed(saved["model"], saved["base"], model, strategy)
     with readable():
         common, each = divide(checkpoint, strategy, strategy.comm.count)
     found["common"] = common | {"history": history}

@@ -241,6 +241,9 @@ class Sharded(Strategy):
     def join_names(self, names: list[str]) -> list[str]:
         return sorted({name for each in self.comm.all_gather(names) for name in each})
 
+    def add_up(self, sharded: int, common: int) -> int:
+        return common + sum(map(int, self.comm.all_gather(sharded if self.writes_shards else 0)))
+
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Gathers parameters for passes, and lets go of them; a lost worker is what the others' connections show."""

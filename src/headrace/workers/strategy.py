@@ -117,6 +117,10 @@ class Strategy:
         """Names of this worker's part of the model, and of all others."""
         return names
 
+    def add_up(self, sharded: int, common: int) -> int:
+        """A count of this worker's part of the model, over all parts, and one of what all workers have."""
+        return sharded + common
+
     def passing(self) -> AbstractContextManager[Any]:
         """What passes of the model are made within."""
         return nullcontext()

@@ -1,0 +1,93 @@
+"""Checkpoints of what is trained: the frozen base is not in them, and has to be the same where they are used."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit.forked import start
+from kit.sharded_models import Layers, adam, by_workers, data, distance, full
+from torch import nn
+
+import headrace as hr
+from headrace.app.export import export
+from headrace.errors import CheckpointError, ConfigError, RunError
+from headrace.store.checkpoints import Store
+
+TRAINED = {f"blocks.{k}.{name}.weight" for k in range(2) for name in ("down", "up")} | {"last.weight", "last.bias"}
+
+
+def model(seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
+    return Layers(adapted=True)
+
+
+def trains(run: Path, epochs: int, seed: int = 1, strategy: hr.Strategy | None = None, **how: Any) -> nn.Module:
+    how = {"checkpoint": "trainable", **how}
+    trainer = hr.Trainer(model(seed), hr.CrossEntropy(), adam, batch_size=16, strategy=strategy)
+    trainer.fit(data("adapted"), epochs=epochs, progress=False, run=hr.Run(run, **how))
+    return trainer.model
+
+
+def saved(run: Path) -> dict[str, torch.Tensor]:
+    store = Store(run / "checkpoints", None)
+    return store.load(store.steps()[-1]).tensors["model.safetensors"]
+
+
+def test_what_is_frozen_is_not_saved_and_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+    trains(tmp_path / "a", 1)
+    assert set(saved(tmp_path / "a")) == TRAINED
+    found = trains(tmp_path / "a", 3)
+    assert distance(full(found), full(trains(tmp_path / "b", 3, checkpoint="complete"))) == 0
+    assert set(saved(tmp_path / "b")) > TRAINED
+    read = model()
+    hr.load_weights(read, tmp_path / "a")
+    assert distance(full(read), full(found)) == 0
+    complete = trains(tmp_path / "a", 4, checkpoint="complete")
+    assert set(saved(tmp_path / "a")) == set(complete.state_dict())
+
+
+def test_another_base_is_refused(tmp_path: Path) -> None:
+    trains(tmp_path / "a", 1)
+    with pytest.raises(CheckpointError, match="another base than the one that was trained on: its values differ"):
+        trains(tmp_path / "a", 2, seed=2)
+    with pytest.raises(CheckpointError, match="its values differ"):
+        hr.load_weights(model(2), tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"it has no blocks.0.layer.bias"):
+        hr.load_weights(Layers(), tmp_path / "a")
+
+
+def test_what_cannot_be_saved_so_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown checkpoint 'trained'"):
+        hr.Run(tmp_path / "a", checkpoint="trained")
+
+    class Thaws(hr.Callback):
+        def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
+            info.trainer.model.requires_grad_(True)
+
+    trainer = hr.Trainer(model(), hr.CrossEntropy(), adam, batch_size=16)
+    with pytest.raises(CheckpointError, match="was frozen when the run began and is trained now"):
+        run = hr.Run(tmp_path / "a", checkpoint="trainable")
+        trainer.fit(data("adapted"), epochs=2, progress=False, callbacks=[Thaws()], run=run)
+    with pytest.raises(RunError, match="without the frozen base"):
+        export(tmp_path / "a", tmp_path / "out.safetensors", to="safetensors", which=None, recipe=None, trust=False)
+
+
+def by_shards(run: str, epochs: int, seed: int = 1) -> dict[str, torch.Tensor]:
+    return full(trains(Path(run), epochs, seed, hr.Sharded("blocks.*")))
+
+
+def goes_on_sharded(run: str) -> None:
+    by_workers(by_shards, run, 1)
+    by_workers(by_shards, run, 2, workers=3)
+    with pytest.raises(CheckpointError, match="its values differ"):
+        by_workers(by_shards, run, 3, 2)
+
+
+@pytest.mark.slow
+def test_the_base_of_a_sharded_model_is_that_of_a_complete_one(tmp_path: Path) -> None:
+    run = tmp_path / "sharded"
+    with start(goes_on_sharded, tmp_path, str(run), limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+    assert set(saved(run)) == TRAINED
+    assert distance(full(trains(run, 3)), full(trains(tmp_path / "b", 3))) <= 1e-5
