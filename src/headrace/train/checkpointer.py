@@ -15,8 +15,7 @@ from ..arena.sharding import local
 from ..errors import CheckpointError, RunError
 from ..length import Length
 from ..step import config
-from ..step.base import completed
-from ..step.weights import check_model, load_model
+from ..step.weights import load_model
 from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, Contents
 from ..store.disk import failure
@@ -29,7 +28,7 @@ from ..watch.report.read import overview_of
 from ..workers.comm import Null
 from ..workers.strategy import Strategy
 from .checkpoint import LARGE, Checkpoint, WorkerState, complete, decode, encode, tensors_in
-from .resume import Resumed, divide, joined_rows, marked_by, readable
+from .resume import Resumed, complete_model, divide, joined_rows, marked_by, readable
 from .runs import Run, Runs, named
 from .shard_files import STAYS, load_part, newest_together, restore_together, resumed_from, write_together
 from .vote import Result, by_leader
@@ -196,9 +195,7 @@ class Checkpointer:
         newest, checkpoint = contents.step, decode(contents)
         if checkpoint.is_stuck:
             contents, checkpoint = self._before(contents, checkpoint)
-        base, common = checkpoint.common["base"], checkpoint.common
-        common["model"] = completed(common["model"], base, model, None if self._shares else self._strategy)
-        check_model(common["model"], model.state_dict())
+        complete_model(checkpoint.common, model, None if self._shares else self._strategy)
         self._good = [] if checkpoint.is_stuck else [contents.step]
         overridden = self._check_settings(checkpoint.common, settings, limits)
         self._rows_until = contents.step - ("row" not in checkpoint.common["done"])

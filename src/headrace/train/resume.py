@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CheckpointError, CorruptError, HeadraceError, is_out_of_memory
+from ..step.base import completed
+from ..step.weights import check_model
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import TRAINER, Contents
@@ -140,6 +142,12 @@ def _round_start(common: Mapping[str, Any], workers: Sequence[WorkerState]) -> d
         "done": [],
         "complete": True,
     }
+
+
+def complete_model(common: dict[str, Any], model: nn.Module, strategy: Strategy | None) -> None:
+    """Raises unless saved weights are of this model; the base that they lack is the model's. See `completed`."""
+    common["model"] = completed(common["model"], common["base"], model, strategy)
+    check_model(common["model"], model.state_dict())
 
 
 def mean_of(values: Sequence[Any]) -> Any:

@@ -9,13 +9,12 @@ from typing import Any
 from torch import nn
 
 from ..errors import CheckpointError, CorruptError
-from ..step.base import completed
 from ..step.weights import load_model
 from ..store.checkpoints import Store
 from ..store.contents import MODEL, Contents, Written, divided, write_files
 from ..workers.strategy import Strategy
 from .checkpoint import WorkerState, decode, without_shards
-from .resume import Resumed, divide, readable
+from .resume import Resumed, complete_model, divide, readable
 from .vote import by_leader
 
 STAYS = "the model stays as it is after the last step, not as it was at its best: {}"
@@ -106,8 +105,7 @@ def resumed_from(store: Store, strategy: Strategy, found: dict[str, Any], read: 
     """What this worker goes on with, of a checkpoint that all have read; worker 0 has `found` the rest to fit."""
     step, history = found["common"]["step"], found["common"]["history"]
     checkpoint = decode(read if read.step == step else load_part(store, strategy, step))
-    saved = checkpoint.common
-    saved["model"] = completed(saved["model"], saved["base"], model, strategy)
+    complete_model(checkpoint.common, model, strategy)
     with readable():
         common, each = divide(checkpoint, strategy, strategy.comm.count)
     found["common"] = common | {"history": history}
