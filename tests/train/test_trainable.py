@@ -66,8 +66,8 @@ def test_what_cannot_be_saved_so_is_refused(tmp_path: Path) -> None:
             info.trainer.model.requires_grad_(True)
 
     trainer = hr.Trainer(model(), hr.CrossEntropy(), adam, batch_size=16)
+    run = hr.Run(tmp_path / "a", checkpoint="trainable")
     with pytest.raises(CheckpointError, match="was frozen when the run began and is trained now"):
-        run = hr.Run(tmp_path / "a", checkpoint="trainable")
         trainer.fit(data("adapted"), epochs=2, progress=False, callbacks=[Thaws()], run=run)
     with pytest.raises(RunError, match="without the frozen base"):
         export(tmp_path / "a", tmp_path / "out.safetensors", to="safetensors", which=None, recipe=None, trust=False)
