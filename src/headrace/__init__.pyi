@@ -14,6 +14,7 @@ from .adapters.samples import from_dataset as from_dataset
 from .adapters.stacked import samples as samples
 from .app.recipe import Recipe as Recipe
 from .app.recipe import load as load
+from .arena.master import MasterWeights as MasterWeights
 from .arena.momentum import MomentumSGD as MomentumSGD
 from .data.arrays import ArrayTable as ArrayTable
 from .data.batch import Batch as Batch

@@ -50,6 +50,7 @@ PUBLIC = [
     "Loss",
     "MLflow",
     "MSE",
+    "MasterWeights",
     "ModelError",
     "MomentumSGD",
     "Network",

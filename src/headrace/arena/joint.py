@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, ModelError
+from .master import MasterWeights
 
 
 class Joint(Optimizer):
@@ -73,7 +74,10 @@ def parts_of(optimizer: Optimizer) -> list[Optimizer]:
 
 def kind_of(optimizer: Optimizer) -> str:
     """What an optimizer is called: by its class, or by those of its members."""
-    return " + ".join(type(part).__name__ for part in parts_of(optimizer))
+    return " + ".join(
+        f"MasterWeights of {part.kind}" if isinstance(part, MasterWeights) else type(part).__name__
+        for part in parts_of(optimizer)
+    )
 
 
 def joined(optimizers: Iterable[Any], model: nn.Module, title: str) -> Optimizer:
