@@ -155,7 +155,7 @@ def _how(status: int) -> str:
     if status == FAILED:
         return ""
     return (
-        f"ended with exit status {status} and did not say why: what it has printed may tell, as an error of the "
+        f"ended with exit status {status}, and did not say why. What it has printed may tell, as an error of the "
         "script, which each worker imports first"
     )
 

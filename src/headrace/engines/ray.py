@@ -64,7 +64,7 @@ class WorkerActor:
             if (comm := current_comm()) is not None:
                 comm.report_error(error)
             write_to_store(write_report, error)
-            raise WorkerError(f"worker {worker} ended by {type(error).__name__}: {error}") from None
+            raise WorkerError(f"ended by {type(error).__name__}: {error}") from None
 
 
 class _Start:

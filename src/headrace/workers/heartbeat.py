@@ -6,6 +6,7 @@ first error that any worker reports is the cause; what the others then run into 
 
 import json
 import os
+import re
 import threading
 import time
 import traceback
@@ -285,18 +286,19 @@ def read_report(store: Store) -> FailureReport | None:
 
 
 def explain(store: Store, count: int, failed: Mapping[int, str]) -> HeadraceError:
-    """Why a launch has failed, for the process that has started the workers; `failed`: how workers have ended.
+    """Why a launch has failed, for the process that has started the workers.
 
+    `failed`: how each of those has ended that did not end well; "" or "ended by …" where it has reported the error.
     The first error that a worker has reported is the cause, unless it is about another one, which was lost.
     """
     report = read_report(store)
     if report is not None and report.kind != WorkerError.__name__:
         return report.for_caller()
     for worker, how in sorted(failed.items(), key=lambda item: (not item[1].startswith("was lost"), item[0])):
-        if how and (report is None or how.startswith("was lost")):
+        if how and (report is None or not how.startswith("ended by ")):
             place = _last_place(store, worker, count)
-            what, colon, why = how.partition(":")
-            return WorkerError(f"worker {worker} {what}{f' at {place}' if place else ''}{colon}{why}.")
+            what, mark, why = [*re.split("([:,])", how, maxsplit=1), "", ""][:3]
+            return WorkerError(f"worker {worker} {what}{f' at {place}' if place else ''}{mark}{why}.")
     return WorkerError("a worker has failed, and has not reported why.") if report is None else report.for_caller()
 
 
