@@ -134,7 +134,7 @@ class SimCenter(CenterClient):
         done = (cluster.outward.through(now, back) if back else now) + latency
         cluster.accounts[worker].sent_bytes += sent
         cluster.accounts[worker].communicating_s += done - begun
-        cluster.go_on(worker, done)
+        cluster.advance(worker, done)
         self._began_s = self._free_s = None
         return answer
 
@@ -186,7 +186,7 @@ class SimCenter(CenterClient):
             cluster.accounts[other].updates = clock["updates"][other]
             client: SimCenter = cluster.clients[other]
             client._waits, client._seen = clock["waits"][other], cluster.changes
-            cluster.go_on(other, clock["now"][other])
+            cluster.advance(other, clock["now"][other])
             if other:
                 cluster.baton.due(other, clock["now"][other])
         cluster.until(0, clock["now"][0])

@@ -100,7 +100,7 @@ class Heartbeat:
         """The first error of any worker."""
         self._store, self._shard, self._timeout_s, self._keeper, self._nudge = store, shard, timeout_s, keeper, nudge
         self._pause_s = max(BEAT_S, shard.count / _WORKERS_A_SECOND)
-        self._beat, self._to_report, self._noticed, self._left, self._ended = 0, "", False, False, False
+        self._beat, self._to_report, self._is_ending, self._left, self._ended = 0, "", False, False, False
         self._statuses = [WorkerStatus()] * shard.count
         self._seen_s = [time.monotonic()] * shard.count
         self._complete = False
@@ -112,14 +112,14 @@ class Heartbeat:
 
     def report(self, error: BaseException) -> None:
         """Reports why this worker ends; returns once the store has it, or does not answer."""
-        if self._noticed:  # it ends by what was reported
+        if self._is_ending:  # it ends by what was reported
             return
-        self._noticed = True
+        self._is_ending = True
         self._send(WorkerError(f"{error}") if isinstance(error, WorkerError) else error)
 
     def explain(self, failure: Exception, waited_s: float) -> WorkerError:
         """Why a call that needs the others has failed."""
-        self._noticed = True
+        self._is_ending = True
         self._listen(HASTE_S if self._is_late(waited_s) else PATIENCE_S)
         if self.reported is None:
             found = WorkerError(self._diagnosis(failure, waited_s))
@@ -130,12 +130,12 @@ class Heartbeat:
     def reported_error(self) -> WorkerError:
         """What has been reported, for this worker to end by."""
         assert self.reported is not None
-        self._noticed = True
+        self._is_ending = True
         return self.reported.error()
 
     def interrupt(self) -> None:
         """Raises what has been reported, unless this worker ends by it already."""
-        if self.reported is not None and not self._noticed:
+        if self.reported is not None and not self._is_ending:
             raise self.reported_error()
 
     def leave(self) -> None:
@@ -261,7 +261,7 @@ class Heartbeat:
                 if self._complete and not status.left and silent_s > self._timeout_s + GRACE_S:
                     error = WorkerError(self._keeps_waiting(k, silent_s))
                     self._to_report = json.dumps(asdict(FailureReport.of(error, self._shard.index, self.step)))
-        elif not self._noticed:
+        elif not self._is_ending:
             self._heard_s = self._heard_s or now
             if now - self._heard_s > NUDGE_S and not self._nudged:
                 self._nudged = True
@@ -275,7 +275,7 @@ class Heartbeat:
         if self.reported is None and not (self._keeper is not None and self._statuses[self._keeper].left):
             gone = WorkerError(_KEEPER_IS_GONE if self._keeper is None else self._was_lost(self._keeper))
             self.reported = FailureReport.of(gone, self._shard.index, self.step)
-        while self.reported is not None and not self._noticed and not self._left:
+        while self.reported is not None and not self._is_ending and not self._left:
             self._watch()
             time.sleep(NUDGE_S)
 
