@@ -67,7 +67,7 @@ def test_what_an_option_is_given_is_not_the_recipe(place: Path, capsys: Any) -> 
     found = yaml.safe_load(capsys.readouterr().out)
     assert (found["recipe"], found["arguments"]) == (str(place / "filed.py"), {"file": "make.py", "tested": True})
     said = refused(capsys, "fit", "--config", "other.yaml", "--print-config", status=2)
-    assert "RECIPE requires an argument" in said, "a file never names the code that is executed"
+    assert "RECIPE comes first, as in headrace fit RECIPE --config other.yaml" in said
 
 
 # --- parameters of a recipe -----------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class OfRecipe:
     def app(self, words: Sequence[str], **options: Any) -> App:
         """The command, as words that begin like these need it."""
         found = self.find([word for word in words if word not in ("--help", "-h")])
-        sources = [of_files(found.files, {} if found.function is None else _parameters(found.function)), of_environment]
+        sources = [of_files(found.files, found.function and _parameters(found.function)), of_environment]
         app = new_app(**options, config=sources, help_epilogue=ORDER)
         app.default(self.function(found))
         return app

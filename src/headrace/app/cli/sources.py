@@ -17,10 +17,11 @@ _NEAR = 0.8  # how alike a variable and an option are for one to be a slip of th
 _NOT_IN_FILES = ("config", "print_config", "recipe", "trust")
 
 
-def of_files(first: Sequence[str], of_recipe: Mapping[str, Any]) -> Callable[..., None]:
+def of_files(first: Sequence[str], of_recipe: Mapping[str, Any] | None) -> Callable[..., None]:
     """Gives options that have no value those of the files: `first`, which are of a run, and those of `--config`.
 
-    A limit that is given takes the place of all limits that a run began with.
+    `of_recipe`: the parameters of the recipe, if one is named. A limit that is given takes the place of all limits that
+    a run began with.
     """
 
     def give(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
@@ -28,6 +29,13 @@ def of_files(first: Sequence[str], of_recipe: Mapping[str, Any]) -> Callable[...
         asked = [
             token.value for argument in arguments if argument.field_info.name == "config" for token in argument.tokens
         ]
+        if of_recipe is None:
+            if asked:
+                raise UsageError(
+                    f"RECIPE comes first, as in headrace fit RECIPE --config {asked[0]}: a file gives values and names "
+                    "no code, since it may come from anybody."
+                )
+            return
         began_with = {*LIMITS} - of_recipe.keys() if first else set[str]()
         skipped = began_with if any(known[name].tokens for name in LIMITS if name in known) else set[str]()
         files = [*first, *filter(None, [os.environ.get(PREFIX + _CONFIG)]), *asked]
