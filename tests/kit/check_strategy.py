@@ -199,7 +199,7 @@ class _Workers:
             rest = self._train(going, f"{where} and gone on", "restore")
             known = saved[0].moments[k - 1].samples if k else 0
             if self.probe.centered:
-                self._all_learnt("restore", known, rest, where)
+                self._same("restore", [saved[0].since(k)], rest[:1], where)  # others are at other steps
             else:
                 self._same("restore", [trace.since(k) for trace in traces], rest, where)
             if self.others:
@@ -234,7 +234,8 @@ class _Workers:
     def _stopped(self, run: Path, k: int) -> Path:
         """A copy of the run as it would be if nothing had been saved after step k."""
         place = Path(tempfile.mkdtemp(dir=self.room)) / "run"
-        late = {Store(run, None).at(step).name for step in Store(run / "checkpoints", None).steps() if step > k}
+        store = Store(run / "checkpoints", None)
+        late = {store.at(step).name for step in store.steps() if step > k}
         shutil.copytree(run, place, ignore=lambda at, names: late)
         return place
 

@@ -176,8 +176,8 @@ def _listen(strategy: Strategy, trace: Trace) -> list[bool]:
 
     def on_begin(replica: Replica) -> None:
         begin(replica)
-        if isinstance(strategy, Centered) and strategy.center_progress is not None:
-            trace.samples = strategy.center_progress.samples
+        if isinstance(strategy, Centered):
+            trace.samples = strategy.progress["samples"]
 
     def on_after(*args: Any, **options: Any) -> bool:
         agreed.append(after(*args, **options))
