@@ -12,6 +12,7 @@ from .adapters.compose import zip as zip
 from .adapters.loaders import LoaderSource as LoaderSource
 from .adapters.samples import from_dataset as from_dataset
 from .adapters.stacked import samples as samples
+from .app.pretrained import save_pretrained as save_pretrained
 from .app.recipe import Recipe as Recipe
 from .app.recipe import load as load
 from .arena.master import MasterWeights as MasterWeights

@@ -105,6 +105,7 @@ PUBLIC = [
     "open_table",
     "pack",
     "samples",
+    "save_pretrained",
     "skip",
     "split",
     "write_table",
