@@ -116,12 +116,17 @@ def make(kind: str, **settings: Any) -> hr.Trainer:
     """A trainer of a model of this kind, the same on every worker."""
     torch.manual_seed(1)
     chosen: dict[str, Any] = {"batch_size": BATCH, "metrics": ["accuracy"], "strategy": hr.Sharded("blocks.*")}
-    model = MODELS[kind]()
-    return hr.Trainer(model, hr.CrossEntropy(), adam, **{**chosen, **settings})
+    given = {"optimizer": adam, **chosen, **settings}
+    return hr.Trainer(MODELS[kind](), hr.CrossEntropy(), **given)
 
 
 def adam(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2, eps=1e-4)
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    """One that gradients of another size show in."""
+    return torch.optim.SGD(params, lr=0.01, momentum=0.5)
 
 
 def full(model: nn.Module) -> State:

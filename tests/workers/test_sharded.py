@@ -4,14 +4,16 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from kit.forked import start
-from kit.sharded_models import BATCH, MODELS, Layers, adam, by_workers, data, distance, full, make
+from kit.sharded_models import BATCH, MODELS, Layers, adam, by_workers, data, distance, full, make, sgd
 from kit.sockets import free_port
 from torch import nn
 
@@ -24,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tied": {"clip_norm": 0.5, "microbatch": 3},
     "frozen": {"clip_value": 0.01},
     "adapted": {"microbatch": 5},
-    "measuring": {},
+    "measuring": {"optimizer": sgd},
 }
 CALLBACKS: dict[str, Callable[[], list[hr.Callback]]] = {
     "layers": lambda: [hr.EMA(0.9)],
@@ -148,8 +150,89 @@ def refuses() -> None:
     made(Layers(), optimizer=adam)  # and after all that, one is made
 
 
+def even(module: nn.Module) -> None:
+    """Gives a module numbers that depend on their place alone."""
+    for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        tensor.copy_(torch.linspace(-0.5, 0.5, tensor.numel()).reshape(tensor.shape))
+
+
+def trained_by(make_model: Callable[[], nn.Module], strategy: hr.Strategy, run: Any = None) -> nn.Module:
+    trainer = hr.Trainer(make_model(), hr.CrossEntropy(), sgd, batch_size=BATCH, strategy=strategy)
+    trainer.fit(data("tied"), epochs=2, progress=False, run=run)
+    return trainer.model
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return MODELS["tied"]()
+
+
+def evenly() -> nn.Module:
+    model = MODELS["tied"]()
+    with torch.no_grad():
+        model.apply(even)
+    return model
+
+
+def begins_without_values() -> None:
+    expected = full(trained_by(evenly, hr.Synchronous()))
+    found = trained_by(on_meta, hr.Sharded("blocks.*", init=even))
+    assert distance(full(found), expected) <= CLOSE
+    assert found.head.weight is found.embedding.weight
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "weights.safetensors")
+        safetensors.torch.save_file({n: t for n, t in evenly().state_dict().items() if n != "head.weight"}, file)
+        for path in (file, folder):
+            assert distance(full(trained_by(on_meta, hr.Sharded("blocks.*", init=path))), expected) <= CLOSE
+        with torch.device("meta"):
+            other = Layers()
+        with pytest.raises(ModelError, match="lacks blocks.0"):
+            hr.Trainer(other, hr.CrossEntropy(), adam, strategy=hr.Sharded("blocks.*", init=file))
+
+
+def computes_otherwise() -> None:
+    """In half precision, with shards on the host, in two copies: close, equal, equal."""
+    expected = full(trained_by(evenly, hr.Synchronous()))
+    half = trained_by(evenly, hr.Sharded("blocks.*", params="bf16"))
+    assert {each.dtype for each in half.parameters()} == {torch.float32}
+    assert CLOSE < distance(full(half), expected) < 0.05
+    assert distance(full(trained_by(evenly, hr.Sharded("blocks.*", offload=True))), expected) <= CLOSE
+
+
+def has_two_copies(run: str) -> None:
+    expected = full(trained_by(evenly, hr.Synchronous()))
+    found = trained_by(evenly, hr.Sharded("blocks.*", replicas=2), run)
+    assert distance(full(found), expected) <= CLOSE
+    assert (
+        sorted(path.name for path in Path(run).glob("checkpoints/*/shard-*-optim.safetensors"))[-1][:11]
+        == "shard-00001"
+    )
+
+
+def goes_on_with_one_copy(run: str) -> None:
+    trainer = hr.Trainer(on_meta(), hr.CrossEntropy(), sgd, batch_size=BATCH, strategy=hr.Sharded(init=even))
+    trainer.fit(data("tied"), epochs=3, progress=False, run=run)
+    expected = hr.Trainer(evenly(), hr.CrossEntropy(), sgd, batch_size=BATCH)
+    expected.fit(data("tied"), epochs=3, progress=False)
+    assert distance(full(trainer.model), full(expected.model)) <= 1e-5
+
+
+def changes_copies(run: str) -> None:
+    by_workers(has_two_copies, run, workers=4)
+    by_workers(goes_on_with_one_copy, run)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [meets_bad_rows, has_few_rows, refuses], ids=lambda what: what.__name__)
+def test_copies_of_a_sharded_model_write_one_checkpoint(tmp_path: Path) -> None:
+    with start(changes_copies, tmp_path, str(tmp_path / "run"), limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+
+
+ALIKE = [meets_bad_rows, has_few_rows, refuses, begins_without_values, computes_otherwise]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ALIKE, ids=lambda what: what.__name__)
 def test_workers_do_the_same(what: Callable[[], None], tmp_path: Path) -> None:
     with start(run_in_workers, tmp_path, what.__name__) as child:
         assert child.ending(90) == 0, child.output
