@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, ModelError
 CLOSE = 1e-6
 SETTINGS: dict[str, dict[str, Any]] = {
     "layers": {"clip_norm": 0.05, "schedule": lambda progress: 1 - progress / 2},
-    "tied": {"clip_norm": 0.5, "microbatch": 3},
+    "tied": {"clip_norm": 0.5, "microbatch": 3, "recompute": "blocks.0"},
     "frozen": {"clip_value": 0.01},
     "adapted": {"microbatch": 5},
     "measuring": {"optimizer": sgd},

@@ -176,15 +176,6 @@ def stays_ordinary(model: nn.Module, objectives: Mapping[str, Objective], tape: 
     return scripted or any(isinstance(objective, ByTrainStep) for objective in objectives.values())
 
 
-def compile_in_place(model: nn.Module) -> None:
-    """As `model.compile()`, which leaves models made of torch's own containers as they are."""
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return model._call_impl(*arguments, **keywords)
-
-    model._compiled_call_impl = torch.compile(call)
-
-
 def by_key(
     loss: Any, optimizer: OptimizerLike | Optimizers | tuple[()], model: nn.Module, own: bool = False
 ) -> tuple[dict[str, Objective], dict[str, Optimizer], dict[str, int]]:

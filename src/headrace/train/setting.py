@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MADE_WITH = (
     *("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile", "nonfinite"),
-    *("eval_loss", "arena", "threads", "tape", "objectives", "optimizers", "eval_objectives"),
+    *("eval_loss", "recompute", "arena", "threads", "tape", "objectives", "optimizers", "eval_objectives"),
 )
 """What stays as it was given."""
 OF_TRAINER = (

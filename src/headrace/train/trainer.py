@@ -26,12 +26,12 @@ from ..step.arguments import (
     batch_for,
     by_key,
     check_optimizers,
-    compile_in_place,
     scorers,
     stays_ordinary,
 )
 from ..step.guard import make_guard
 from ..step.precision import Precision
+from ..step.regions import Patterns, change_in_place
 from ..step.settings import Settings
 from ..step.signals import Signals
 from ..step.updates import Updates
@@ -64,9 +64,10 @@ class Trainer:
     of torch's, a list of several that share the loss, or a function of the parameters that makes these. For several
     losses, dicts with equal keys, where `(optimizer, "5 steps")` is used at every fifth step.
 
-    `batch_size`: rows in one update (128 if not given, a loader's own), or one
-    from each point of the training on, as in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model
-    at once ("auto": fewer when memory runs out); `macrobatch`: how many are staged on the device together. `clip_norm`,
+    `batch_size`: rows in one update (128 if not given, a loader's own), or one from each point of the training on, as
+    in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model at once ("auto": fewer when memory runs
+    out); `macrobatch`: how many are staged on the device together. `recompute`: modules, as in "blocks.*", that compute
+    intermediate results again in the backward pass; `compile`: all, or such modules, are compiled. `clip_norm`,
     `clip_value`: of the gradients. `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy",
     "f1:weighted", "top-3", or objects; for several outputs lists by name. `seed`: of the order in which rows are read,
     and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of `Order`. A `fit`
@@ -114,7 +115,8 @@ class Trainer:
         macrobatch: int | str = "auto",
         inputs: Inputs = None,
         target: str = "y",
-        compile: bool = False,
+        compile: bool | Patterns = False,
+        recompute: Patterns = (),
         deterministic: bool = False,
         nonfinite: str = "stop",
         eval_loss: Any = None,
@@ -164,8 +166,7 @@ class Trainer:
         own = {"optimizer": config.of_optimizers(self.optimizers, every)}
         self.resume_settings = config.of_settings(arguments) | own
         """The settings that a run is resumed with, as plain values."""
-        if compile:
-            compile_in_place(model)
+        change_in_place(model, compile, recompute)
         self.is_made = True
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -15,6 +15,7 @@ from ...data.batch import Batch
 from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
+from ..regions import is_recomputed
 from .forms import Forms
 from .program import Builder, Memory
 from .proof import Proof
@@ -103,6 +104,8 @@ class Tapes:
             self._refuse("no parameter is stored in a vector, as with arena=False")
         elif self.possible and any(map(is_compiled, model.modules())):
             self._refuse("the model is compiled")
+        elif self.possible and any(map(is_recomputed, model.modules())):
+            self._refuse("parts of the model are computed again in the backward pass")
         elif wanted == "auto" and sum(p.nbytes for p in model.parameters()) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
 

@@ -1,0 +1,84 @@
+"""Modules by pattern: compiled by themselves, or computed again in the backward pass."""
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from kit.sharded_models import BATCH, MODELS, adam, data, distance, full
+from torch import nn
+
+import headrace as hr
+from headrace.errors import ConfigError, ModelError
+
+
+def train(model: nn.Module, **settings: Any) -> hr.Trainer:
+    trainer = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=BATCH, **settings)
+    trainer.fit(data("tied"), epochs=2, progress=False)
+    return trainer
+
+
+def tied() -> nn.Module:
+    torch.manual_seed(1)
+    model = MODELS["tied"]()
+    for block in model.blocks:
+        block.layers.append(nn.Dropout(0.2))
+    return model
+
+
+def calls_in_an_update(**settings: Any) -> int:
+    """How often the blocks are called for 7 updates of one epoch."""
+    model = tied()
+    calls: list[int] = []
+
+    def count(module: nn.Module, given: Any) -> None:
+        calls.append(1)
+
+    for block in model.blocks:
+        block.layers.register_forward_pre_hook(count)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=BATCH, tape=False, **settings)
+    trainer.fit(data("tied"), epochs=1, progress=False)
+    return len(calls)
+
+
+def test_what_is_computed_again_gives_the_same_bits() -> None:
+    torch.manual_seed(5)
+    plain = train(tied(), tape=False)
+    torch.manual_seed(5)
+    again = train(tied(), recompute="blocks.*")
+    assert distance(full(plain.model), full(again.model)) == 0
+    assert "computed again" in again.tape_note
+    assert calls_in_an_update(recompute="blocks.*") == 2 * calls_in_an_update() == 2 * 14
+    assert calls_in_an_update(recompute=["blocks.1"]) == 14 + 7
+
+
+def test_a_second_trainer_does_not_compute_twice_as_often() -> None:
+    model = tied()
+    train(model, recompute="blocks.*")
+    forward = model.blocks[0].forward
+    train(model, recompute="blocks.*")
+    assert model.blocks[0].forward is forward
+
+
+def test_what_does_not_go_is_refused() -> None:
+    with pytest.raises(ConfigError, match="recompute: no module is called so"):
+        train(tied(), recompute="block.*")
+    with pytest.raises(ConfigError, match="names a list of modules, which is not called"):
+        train(tied(), recompute="blocks")
+    with pytest.raises(ConfigError, match=r"compile= takes names of modules, as in 'blocks\.\*', got 3"):
+        train(tied(), compile=3)
+    with pytest.raises(ModelError, match="a pass cannot be recorded: parts of the model are computed again"):
+        train(tied(), recompute="blocks.*", tape=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
+def test_the_modules_that_are_named_are_compiled() -> None:
+    torch.manual_seed(5)
+    plain = train(MODELS["tied"](), tape=False)
+    torch.manual_seed(5)
+    compiled = train(MODELS["tied"](), compile="blocks.*.layers")
+    made = [name for name, module in compiled.model.named_modules() if module._compiled_call_impl is not None]
+    assert made == ["blocks.0.layers", "blocks.1.layers"]
+    assert distance(full(plain.model), full(compiled.model)) <= 1e-4
