@@ -186,7 +186,7 @@ def begins_without_values() -> None:
             assert distance(full(trained_by(on_meta, hr.Sharded("blocks.*", init=path))), expected) <= CLOSE
         with torch.device("meta"):
             other = Layers()
-        with pytest.raises(ModelError, match="lacks blocks.0"):
+        with pytest.raises(ModelError, match=r"lacks blocks\.0"):
             hr.Trainer(other, hr.CrossEntropy(), adam, strategy=hr.Sharded("blocks.*", init=file))
 
 
