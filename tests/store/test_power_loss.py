@@ -89,10 +89,10 @@ def test_a_save_that_returned_survives_any_loss_of_power(kind: str, root: Path) 
         with performing(unsynced):
             goes_on(path, keep, 9)
 
-    tried, missing = crashes(story, root / "after", check)
+    tried, missing = crashes(story, root / "after", check, subsets=60)
 
     assert story.promised(len(story.changes)) == steps
-    assert tried > 100 * len(steps)
+    assert tried > 80 * len(steps)  # different disks, of 60 random ones at each place
     assert missing > 50 * len(steps)
 
 
