@@ -82,7 +82,7 @@ class Proxy:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, port))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url, self.server_url = (f"http://127.0.0.1:{n}" for n in (self._server.server_address[1], port))
 
     def close(self) -> None:
         self._server.shutdown()
