@@ -1,9 +1,9 @@
 """Sharded training against a hand-written loop of `fully_shard`, and the memory of a worker.
 
-python benchmarks/sharded.py [--save]: a model of 192 MB with AdamW on 2 and on 4 processes of one machine. Both loops are
-in the same processes, and take turns; a ratio above 1 means that headrace is faster. A worker's memory is the bytes of its
-parameters, gradients and moments times the number of workers, against those of the complete model. `..._beyond_shards` is
-what its process grows by, beyond one copy of its shards; it is negative where memory that was freed before is used again.
+python benchmarks/sharded.py [--save]: a model of 192 MB with AdamW on 2 and on 4 processes of one machine. Both loops
+are in the same processes, and take turns; a ratio above 1 means that headrace is faster. A worker's memory is the bytes
+of its parameters, gradients and moments times the number of workers, against those of the complete model. What its
+process grows by is beyond one copy of its shards; it is negative where memory that was freed before is used again.
 """
 
 from __future__ import annotations
