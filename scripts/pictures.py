@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation, and the figures of the README, from what was measured and what runs.
+"""Makes the pictures of the documentation, and the figures of two pages, from what was measured and what runs.
 
     python scripts/pictures.py            all of them
     python scripts/pictures.py overhead   those whose names begin so; also: drawn (without training anything)
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURES, README = ROOT / "docs" / "pictures", ROOT / "README.md"
+PICTURES = ROOT / "docs" / "pictures"
+FIGURES = (ROOT / "README.md", ROOT / "docs" / "how_it_works.md")
+"""The pages with what was measured: sentences, and a table."""
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "src"), str(ROOT / "tests")]
 
 from diagrams import DIAGRAMS  # noqa: E402
@@ -56,7 +58,8 @@ def main(wanted: str = "") -> None:
     for name, text in drawn().items():
         if wanted in ("", "drawn") or name.startswith(wanted):
             (PICTURES / f"{name}.svg").write_text(text)
-    README.write_text(with_figures(README.read_text()))
+    for page in FIGURES:
+        page.write_text(with_figures(page.read_text()))
     known = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
     with tempfile.TemporaryDirectory() as room:
         for name, make in MADE.items():
@@ -152,7 +155,9 @@ def overhead(record: dict[str, Any]) -> str:
         tops.append(height)
         height += 34 + row * max(len(peers) for _, peers in pair)
     drawing = Drawing(2 * wide, height + 6, "Time of a training, relative to a hand-written loop")
-    drawing.text(16, 26, "Time of a training, in times that of a hand-written loop (shorter is better)", bold=True)
+    drawing.text(
+        16, 26, "Training time relative to a hand-written loop (1.00 is the loop; shorter is better)", bold=True
+    )
     drawing.text(16, 46, where(record), size=12, color=LINE)
     for pair, top in zip(pairs, tops, strict=True):
         for column, (title, peers) in enumerate(pair):
@@ -167,15 +172,16 @@ def overhead(record: dict[str, Any]) -> str:
 
 
 def with_figures(text: str) -> str:
-    """The README with the figures that were measured, in the place that is marked for them."""
-    made = figures(results())
-    return re.sub(
-        r"(<!-- figures[^\n]*-->\n).*?(<!-- end of figures -->)", rf"\g<1>{made}\n\g<2>", text, flags=re.DOTALL
-    )
+    """A page with what was measured, in the places that are marked for it."""
+    table, sentences = figures(results())
+    for name, made in (("table", table), ("figures", sentences)):
+        marks = rf"(<!-- {name}[^\n]*-->\n).*?(<!-- end of {name} -->)"
+        text = re.sub(marks, rf"\g<1>{made}\n\g<2>", text, flags=re.DOTALL)
+    return text
 
 
-def figures(record: dict[str, Any]) -> str:
-    """A table of what was timed, where it was measured, and where headrace is not the fastest."""
+def figures(record: dict[str, Any]) -> tuple[str, str]:
+    """A table of what was timed; where it was measured, and where headrace is not the fastest, in sentences."""
     rows = ["| what is timed | headrace | the loop once more | the fastest of the others |", "|---|---|---|---|"]
     no_faster, beaten = [], []
     for title, peers in timed(record).items():
@@ -194,7 +200,7 @@ def figures(record: dict[str, Any]) -> str:
         f"Of the {len(targets)} targets of this benchmark, {sum(not each['reached'] for each in targets)} are missed;",
         "the results mark them with NO.",
     )
-    return "\n".join([*rows, "", *textwrap.wrap(" ".join(sentences), 120, break_on_hyphens=False)])
+    return "\n".join(rows), "\n".join(textwrap.wrap(" ".join(sentences), 120, break_on_hyphens=False))
 
 
 # --- made by a training -----------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ def progress(room: Path) -> None:
     """The terminal in the middle of the third epoch."""
     from kit.screens import screen
 
-    columns, frames = 142, []
+    columns, frames = 172, []
     child, ours = pty.fork()
     if not child:
         os.chdir(ROOT)
@@ -224,12 +230,12 @@ def progress(room: Path) -> None:
     while chunk := _read(ours):
         sent += chunk
         lines = [line.rstrip() for line in screen(sent.replace("\r\n", "\n"), columns) if line.strip()]
-        if lines and re.match(r"epoch 3 .*batch (9|1\d)/", lines[-1]):
+        if lines and re.match(r"epoch 3/3 .*batch (9|1\d)/", lines[-1]):
             frames.append(lines)
     os.waitpid(child, 0)
     shown = [f"$ headrace fit {RECIPE} --epochs 3 --width 96", *frames[0]]
-    drawing = Drawing(1052, 30 + 22 * len(shown), "The progress of a training in a terminal")
-    drawing.rectangle(6, 6, 1040, 18 + 22 * len(shown), INK)
+    drawing = Drawing(1266, 30 + 22 * len(shown), "The progress of a training in a terminal")
+    drawing.rectangle(6, 6, 1254, 18 + 22 * len(shown), INK)
     for number, line in enumerate(shown):
         drawing.code(18, 28 + 22 * number, line, color="#4dd0c0" if "━" in line else "#eceff1", size=12)
     (PICTURES / "progress.svg").write_text(drawing.svg)

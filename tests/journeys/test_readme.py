@@ -1,4 +1,4 @@
-"""What the documents say is true: their programs run, and the tree they draw is the one there is."""
+"""What the documents say is true: their programs and commands run, and their links lead to files."""
 
 import re
 import shutil
@@ -17,16 +17,7 @@ import headrace
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-SOURCE = Path(headrace.__file__).parent
-LONG = (
-    "loop.md",
-    "guarantees.md",
-    "around.md",
-    "report.md",
-    "strategies.md",
-    "index.md",
-    "callbacks.md",
-)
+LONG = ("guarantees.md", "tune.md", "report.md", "strategies.md", "index.md", "callbacks.md", "how_it_works.md")
 
 
 def programs(page: Path) -> list[tuple[int, str]]:
@@ -107,13 +98,16 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_commands_of_the_readme_run_as_they_stand(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_readme_and_the_tour_run_as_they_stand(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One after the other. `scripts/test` runs a few of the tests, and must not take this process for its own."""
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", left_behind.MARK):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTEST_ADDOPTS", "tests/data/test_order.py")
     shown = [block for block in commands(ROOT / "README.md") if not installs(block)]
-    assert len(shown) >= 2
+    tour = next(block for block in commands(ROOT / "docs" / "index.md") if block.text.startswith("headrace new"))
+    shown.append(tour)
     run_page("".join(f"```bash\n{block.text}```\n" for block in shown), clone, limit_s=240)
     assert list(clone.glob("runs/digits/report.html"))
     made = clone / "churn"
@@ -122,16 +116,30 @@ def test_the_commands_of_the_readme_run_as_they_stand(clone: Path, monkeypatch: 
     assert (made / "rehearsal.png").is_file()
 
 
-def test_what_the_readme_installs_is_offered() -> None:
-    """Of the commands that need the network: each extra that they or their comments name, and the file they install."""
-    (block,) = (block for block in commands(ROOT / "README.md") if installs(block))
+def test_the_page_of_installation_names_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (named,) = re.findall(r'pip install "\.\[([\w,]+)\]" +# extras: ([\w, ]+)$', block.text, flags=re.MULTILINE)
-    assert set(named[0].split(",")) <= set(named[1].split(", ")) == set(extras) - {"dev", "bench"}
+    rows = re.findall(r"^\| (`headrace\[.*?) \|", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"\[(\w+)\]", row)}
+    assert named == set(extras) - {"dev", "bench"}
 
 
-def test_the_loop_of_the_readme_gives_the_weights_of_fit() -> None:
-    (loop,) = (program for _, program in programs(ROOT / "README.md") if "def raw_loop" in program)
+def test_links_of_the_readme_to_the_repository_lead_to_files() -> None:
+    """They are absolute, so that the page works on the package index."""
+    text = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert all(link.startswith("https://") for link in links)
+    where = r"https://(?:github\.com/headrace/headrace/blob|raw\.githubusercontent\.com/headrace/headrace)/main/([^#]+)"
+    files = [found[1] for link in links if (found := re.match(where, link))]
+    assert len(files) >= 20
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    for page, anchor in re.findall(r"/blob/main/(docs/\w+\.md)#([\w-]+)\)", text):
+        titles = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+        slugs = [re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-") for title in titles]
+        assert anchor in slugs, f"{page}#{anchor}"
+
+
+def test_the_loop_that_is_compared_gives_the_weights_of_fit() -> None:
+    (loop,) = (program for _, program in programs(ROOT / "docs" / "how_it_works.md") if "def raw_loop" in program)
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
     exec(loop, names)
     x, y = torch.randn(300, 20), torch.randint(0, 3, (300,))
@@ -146,10 +154,3 @@ def test_the_loop_of_the_readme_gives_the_weights_of_fit() -> None:
             headrace.Trainer(model, headrace.CrossEntropy(), optimizer).fit((x, y), epochs=3, progress=False)
         models.append(model.state_dict())
     assert all(map(torch.equal, models[0].values(), models[1].values()))
-
-
-def test_the_tree_of_the_readme_names_every_room_and_no_other() -> None:
-    text = (ROOT / "README.md").read_text()
-    (tree,) = re.findall(r"^src/headrace/\n((?:  .*\n)+)", text, flags=re.MULTILINE)
-    drawn = re.findall(r"^  (\w+)/ ", tree, flags=re.MULTILINE)
-    assert sorted(drawn) == sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))

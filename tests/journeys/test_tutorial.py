@@ -41,14 +41,14 @@ def test_the_blocks_of_the_tutorial_are_found() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
 def test_a_preempted_program_ends_and_goes_on_as_its_page_shows(tmp_path: Path) -> None:
-    assert run_page((DOCS / "preemption.md").read_text(), tmp_path) == 1
+    assert run_page((DOCS / "resume.md").read_text(), tmp_path) == 1
     assert "going on from step" in (tmp_path / "runs" / "job" / "log.txt").read_text()
 
 
 def test_the_scripts_for_batch_systems_can_be_read() -> None:
-    (script,) = (block for block in blocks((DOCS / "preemption.md").read_text()) if block.title == "train.sbatch")
+    (script,) = (block for block in blocks((DOCS / "resume.md").read_text()) if block.title == "train.sbatch")
     assert subprocess.run(["bash", "-n"], input=script.text, text=True).returncode == 0
-    (job,) = (block for block in blocks((DOCS / "preemption.md").read_text()) if block.title == "train.yaml")
+    (job,) = (block for block in blocks((DOCS / "resume.md").read_text()) if block.title == "train.yaml")
     pod = yaml.safe_load(job.text)["spec"]["template"]["spec"]
     assert pod["restartPolicy"] == "OnFailure"
     claimed = {volume["name"] for volume in pod["volumes"]}
@@ -59,7 +59,7 @@ def test_the_scripts_for_batch_systems_can_be_read() -> None:
 @pytest.mark.parametrize(("sent", "queued"), [("USR1", "requeue 17"), ("TERM", "no request")])
 def test_a_job_of_slurm_saves_and_is_put_back_into_the_queue(sent: str, queued: str, tmp_path: Path) -> None:
     """With stand-ins for `srun`, which runs the program, and `scontrol`, which notes what it was asked."""
-    found = {block.title: block.text for block in blocks((DOCS / "preemption.md").read_text()) if block.title}
+    found = {block.title: block.text for block in blocks((DOCS / "resume.md").read_text()) if block.title}
     for name, command in (("srun", 'shift; exec "$@"'), ("scontrol", 'echo "$@" > queue.txt')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
         (tmp_path / name).chmod(0o755)

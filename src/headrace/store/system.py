@@ -1,6 +1,6 @@
 """What headrace asks of the operating system, with the nearest equivalent where a system lacks it.
 
-docs/platforms.md says which those are, and what is lost.
+docs/install.md says which those are, and what is lost.
 """
 
 import ctypes
