@@ -91,3 +91,57 @@ def test_ten_updates_under_torchs_profiler_are_seen() -> None:
     names = {event.key: event.count for event in found.key_averages()}
     assert names["Optimizer.step#AdamW.step"] >= 1
     assert "aten::addmm" in names
+
+
+class Layered(nn.Module):
+    """A layer that torch computes as one operation, and a head of the mean."""
+
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        return self.head((found[0] if isinstance(found, tuple) else found).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "width", "products"),
+    [
+        (nn.LSTM(8, 16, batch_first=True), 16, LENGTH * (64 * 8 + 64 * 16)),
+        (nn.LSTM(8, 16, bidirectional=True, batch_first=True), 32, LENGTH * 2 * (64 * 8 + 64 * 16)),
+        (nn.GRU(8, 16, batch_first=True), 16, LENGTH * (48 * 8 + 48 * 16)),
+        (
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            8,
+            LENGTH * (8 * 24 + 8 * 8 + 2 * 8 * 16) + 2 * LENGTH * LENGTH * 8,
+        ),
+    ],
+    ids=["LSTM", "both ways", "GRU", "transformer"],
+)
+def test_layers_that_torch_computes_as_one_operation_are_counted(layer: nn.Module, width: int, products: int) -> None:
+    model = Layered(layer, width)
+    made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=32)
+    data = torch.randn(ROWS, LENGTH, 8), torch.arange(ROWS) % 2
+    last = made.fit(data, epochs=1, progress=False, callbacks=[hr.Timer(flops="auto", peak=1e9)]).last
+    assert last["time/mfu"] == pytest.approx(last["time/rows_per_s"] * 6 * (products + width * 2) / 1e9)
+
+
+def test_a_pass_in_which_nothing_can_be_counted_is_refused() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    model = Scale()
+    made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=32)
+    with pytest.raises(hr.ConfigError, match="no operation that it can count"):
+        made.fit(
+            (torch.randn(ROWS, 2), torch.arange(ROWS) % 2),
+            epochs=1,
+            progress=False,
+            callbacks=[hr.Timer(flops="auto", peak=1e9)],
+        )

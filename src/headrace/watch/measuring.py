@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..data.batch import Batch
 from ..data.ragged import Ragged
 from ..errors import ConfigError, unknown
 from ..length import Length, interval
 from .callback import HOOKS, Callback
+from .operations import operations_of
 
 if TYPE_CHECKING:
     from .info import Info
@@ -102,10 +103,10 @@ class Timer(Callback):
         if self._stream:
             self._count(batch)
         if self._flops == "auto" and batch.rows:
-            with info.evaluating(), FlopCounterMode(display=False) as counter:
-                info.trainer.evaluate_step(batch)
+            with info.evaluating():
+                operations = operations_of(partial(info.trainer.evaluate_step, batch))
             units = float(self._tokens + self._masked) if self._stream else batch.rows
-            self._flops = 3 * counter.get_total_flops() / max(units, 1)
+            self._flops = 3 * operations / max(units, 1)
         return batch
 
     def _count(self, batch: Batch) -> None:
