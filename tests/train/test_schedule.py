@@ -581,6 +581,30 @@ def test_a_plateau_waits_until_its_number_is_measured_and_is_told_each_number_on
     assert [step for step, _ in found] == told[1:], "the first number is the best so far"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "last"),
+    [(hr.Linear(0), [0.1, 0.05]), ({0: 1.0, "5 steps": 0.4}, [0.4, 0.2])],
+    ids=["curve", "lengths"],
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_rate(
+    schedule: Any, last: list[float], several: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    optimizers = [torch.optim.SGD([param], lr=1.0) for param in model[1].parameters()]
+    chosen = optimizers if several else torch.optim.SGD(model[1].parameters(), lr=1.0)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), chosen, batch_size=BATCH, schedule=schedule)
+    for info in trainer.steps(DATA, steps=10):
+        if info.step == 3:
+            model[0].requires_grad_(True)
+            member = optimizers[0] if several else trainer.optimizer
+            member.add_param_group({"params": [*model[0].parameters()], "lr": 0.5})
+    found = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert found == pytest.approx([last[0]] * (len(found) - 1) + [last[1]])
+
+
 def test_a_plateau_that_waits_waits_on_after_a_resume(tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 3, "validate_every": "4 steps", "run": tmp_path / "run"}
     whole = make(falls("1 epoch"))

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, Points, interval
-from ..step.arguments import groups_of, put_rate, shares_of
+from ..step.arguments import groups_of, put_rate
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
@@ -138,7 +138,7 @@ class Rates:
     """Whether it calls a function of the user's."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._groups = groups_of(optimizers)
+        self._optimizers, self._groups = optimizers, groups_of(optimizers)
 
     def check(self, expected: Expected) -> None:
         """Raises on rates that follow a number which will not be measured."""
@@ -171,17 +171,17 @@ class _ByLength(Rates):
         self._points = _points_of(given)
         for group in self._groups:
             group.setdefault("initial_lr", float(group["lr"]))
-        self._shares = shares_of([{"lr": group["initial_lr"]} for group in self._groups])
-        if not self._shares:
+        if not self._groups[0]["initial_lr"]:
             raise ConfigError(
                 "schedule= gives the rate of the optimizer's first group, to which others keep their ratio, and that "
                 "group has the rate 0. Make the optimizer with a rate above 0."
             )
 
     def before(self, counters: Counters) -> None:
-        rate = self._points.at(counters)
-        for group, share in zip(self._groups, self._shares, strict=True):
-            put_rate(group, rate * share)
+        rate, groups = self._points.at(counters), groups_of(self._optimizers)
+        first = groups[0]["initial_lr"]
+        for group in groups:  # perhaps more than at the beginning
+            put_rate(group, rate * (group.setdefault("initial_lr", float(group["lr"])) / first))
 
 
 def _points_of(given: Mapping[str | int, float]) -> Points[float]:
@@ -230,8 +230,8 @@ class _ByProgress(Rates):
         if not isinstance(factor, float | Real | Tensor):
             made = type(factor).__name__
             raise ConfigError(f"schedule= gave a {made} at the progress {progress:g}, not a number. {_TAKES}.")
-        for group in self._groups:
-            put_rate(group, group["initial_lr"] * factor)
+        for group in groups_of(self._optimizers):  # perhaps more than at the beginning
+            put_rate(group, group.setdefault("initial_lr", float(group["lr"])) * factor)
 
     def after(self, counters: Counters, history: History) -> None:
         if counters.ends_epoch:
