@@ -218,3 +218,14 @@ def test_frozen_parameters_may_be_in_none_of_them() -> None:
     ours = hr.Trainer(model, nn.CrossEntropyLoss(), [SGD(rest[:2], lr=0.1), SGD(rest[2:], lr=0.1)], batch_size=BATCH)
     ours.fit((X, Y), steps=2, progress=False)
     assert equal(model[0], network()[0])
+
+
+def test_a_parameter_that_is_thawed_after_the_trainer_was_made_and_is_in_none_of_them_is_refused() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    rest = list(model[1:].parameters())
+    ours = hr.Trainer(model, nn.CrossEntropyLoss(), [SGD(rest[:2], lr=0.1), SGD(rest[2:], lr=0.1)], batch_size=BATCH)
+    model[0].requires_grad_(True)
+    with pytest.raises(hr.ModelError, match="no optimizer has '0\\.weight'"):
+        ours.fit((X, Y), steps=2, progress=False)
+    assert equal(model, network())

@@ -100,12 +100,18 @@ def joined(optimizers: Iterable[Any], model: nn.Module, title: str) -> Optimizer
                     f"{title}: {_place(members, owner[param])} and {_place(members, number)} both have the parameter "
                     f"{names.get(param, 'outside of the model')!r}. Give each parameter to one of them."
                 )
-    if missing := [name for param, name in names.items() if param.requires_grad and param not in owner]:
+    refuse_missing(members, model, title)
+    return Joint(members)
+
+
+def refuse_missing(members: Sequence[Optimizer], model: nn.Module, title: str) -> None:
+    """Raises if the model has a parameter that is trained and in none of the optimizers."""
+    known = {param for member in members for group in member.param_groups for param in group["params"]}
+    if missing := [name for name, param in model.named_parameters() if param.requires_grad and param not in known]:
         raise ModelError(
             f"{title}: no optimizer has {', '.join(map(repr, missing[:3]))}{' and others' * (len(missing) > 3)}. Give "
             "every parameter that is trained to one of them, and freeze the others: requires_grad_(False)."
         )
-    return Joint(members)
 
 
 def _place(members: Sequence[Optimizer], number: int) -> str:

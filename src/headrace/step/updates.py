@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
-from ..arena.joint import kind_of
+from ..arena.joint import Joint, kind_of, refuse_missing
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
 from ..arena.sharding import local
@@ -163,6 +163,8 @@ class Updates:
         each: list[Update] = []
         try:
             for name, optimizer in self.optimizers.items():
+                if isinstance(optimizer, Joint):  # a parameter may have been thawed since they were joined
+                    refuse_missing(optimizer.members, self.model, f"optimizer{f'[{name!r}]' if name else ''}=")
                 arena = Arena(
                     self.model,
                     optimizer,
