@@ -148,3 +148,15 @@ def test_names_that_streams_cannot_have_are_refused(names: list[str], message: s
 def test_the_index_of_a_frame_is_no_stream() -> None:
     table = pa.Table.from_pandas(pd.DataFrame({"a": [1, 2]}, index=[5, 7]))
     assert [stream.name for stream in open_table(table).streams] == ["a"]
+
+
+def test_frames_by_name_are_refused_where_the_training_rows_were_mapped_since_they_were_read() -> None:
+    x, y = pd.DataFrame(torch.randn(20, 2).numpy(), columns=["a", "b"]), pd.Series(["no", "yes"] * 10)
+    table = hr.open_table(x.assign(y=y), columns={"x": ["a", "b"], "y": "y"})
+    model = torch.nn.Linear(2, 2)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), inputs="x")
+    trainer.fit(hr.map(table, lambda fields: {**fields, "x": 2 * fields["x"]}), epochs=1, progress=False)
+    for data in (x, y), {"x": x, "y": y}:
+        with pytest.raises(hr.DataError, match=r"changed by map\(.*these frames would be read without"):
+            trainer.predict(data)
+    assert trainer.predict({"x": torch.tensor(x.values.copy())}).shape == (20, 2)

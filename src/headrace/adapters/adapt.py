@@ -141,6 +141,11 @@ def _first_number(part: Any) -> Any:
 
 def _table(parts: Mapping[str, Any], like: Encoding | None) -> ArrayTable:
     like = like or Encoding()
+    if like.maps and any(is_pandas(part, "Series", "DataFrame") for part in parts.values()):
+        raise DataError(
+            f"the training data were changed by map({', '.join(like.maps)}), and these frames would be read without "
+            "that. Map them, hr.map(hr.open_table(frame, ...), function), or give arrays, as after the map."
+        )
     columns: dict[str, Any] = {}
     made_of: dict[str, str | tuple[str, ...]] = {}
     encoding = Encoding()
