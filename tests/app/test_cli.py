@@ -182,6 +182,7 @@ def test_a_run_is_sound_while_checkpoints_come_and_go(tmp_path: Path, command: C
             assert not child.wait(0), child.output
             status, text, _ = command("checkpoint", "verify", run)
             (problems if status else sound).add(text)
+            assert "not usable" not in command("checkpoint", "list", run)[1]
         child.send(signal.SIGTERM)
         assert child.ending() == trainees.PREEMPTED, child.output
     assert problems <= {f"{run} has no checkpoints\n"}, "all that were listed may have gone, if it took long"

@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ConfigError, CorruptError, RunError
+from ..errors import ConfigError, RunError
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import MANIFEST, MODEL, OPTIMIZER
@@ -88,14 +89,13 @@ def certify(
     """See `Record.verify`."""
     store = Store(record.path / CHECKPOINTS, record.id)
     chain, corrupt, link = {}, {}, b""
-    for step in store.steps():
-        try:
-            store.verify(step)
-        except CorruptError as error:
-            corrupt[step] = str(error)
+    for place, why in store.problems().items():
+        if why:
+            corrupt[place.step] = why
             continue
-        link = hashlib.sha256(link + (store.at(step) / MANIFEST).read_bytes()).digest()
-        chain[step] = link.hex()
+        with suppress(FileNotFoundError):  # its trainer is at work, and has removed it since
+            link = hashlib.sha256(link + (store.path / place.name / MANIFEST).read_bytes()).digest()
+            chain[place.step] = link.hex()
     pairs = list(pairwise(chain))
     chosen = sorted(random.Random(seed).sample(pairs, min(segments, len(pairs)))) if trainer is not None else []
     stretches = [_again(record, start, stop, trainer, train, fit) for start, stop in chosen if trainer is not None]

@@ -66,6 +66,10 @@ class Store:
             self._refuse_earlier_versions()
         return sorted(complete)
 
+    def last_of_steps(self) -> list[Place]:
+        """The checkpoint that counts of each step, in the order of steps."""
+        return [place for _, place in sorted({place.step: place for place in self.places()}.items())]
+
     def at(self, step: int) -> Path:
         """The directory of the checkpoint of a step."""
         places = [place for place in self.places() if place.step == step]
@@ -107,7 +111,26 @@ class Store:
 
     def verify(self, step: int) -> Manifest:
         """Raises unless every byte of a checkpoint is as it was written."""
-        with opened(path := self.at(step)) as directory:
+        return self._verify(self.at(step), step)
+
+    def problems(self) -> dict[Place, str]:
+        """What is wrong with the checkpoint of each step, in order; "" where nothing is.
+
+        Whoever is at work in the run may remove some meanwhile: those are not in it.
+        """
+        found = {}
+        for place in self.last_of_steps():
+            path = self.path / place.name
+            try:
+                self._verify(path, place.step)
+                found[place] = ""
+            except CheckpointError as error:
+                if os.path.lexists(path / COMMIT):
+                    found[place] = str(error)
+        return found
+
+    def _verify(self, path: Path, step: int) -> Manifest:
+        with opened(path) as directory:
             manifest = self._own(directory.manifest(), path, step)
             directory.verify(manifest)
         return manifest

@@ -10,6 +10,7 @@ from .output import iso_time, print_result, short_time
 
 if TYPE_CHECKING:
     from ...store.checkpoints import Store
+    from ...store.place import Place
 
 
 def list_checkpoints(run: str, /, *, json: bool = False) -> int:
@@ -22,9 +23,9 @@ def list_checkpoints(run: str, /, *, json: bool = False) -> int:
     from ...store import disk
 
     store = _store(run)
-    facts = [_facts(store, step) for step in store.steps()]
-    there = store.steps()
-    found = [each for each in facts if not each["note"] or each["step"] in there]  # else: let go by a trainer meanwhile
+    facts = [_facts(store, place) for place in store.last_of_steps()]
+    there = [place.name for place in store.places()]
+    found = [each for each in facts if not each["note"] or each["name"] in there]  # else: let go by a trainer meanwhile
     lines = [
         f"{each['name']}  {disk.size(each['bytes']):>8}  {short_time(each['written'])}  {each['note']}"
         for each in found
@@ -41,19 +42,11 @@ def verify(run: str, /, *, json: bool = False) -> int:
         json: print JSON, for a program to read
     """
     store = _store(run)
-    problems, steps = {}, store.steps()
-    for step in list(steps):
-        try:
-            store.verify(step)
-        except CheckpointError as error:
-            if step in store.steps():
-                problems[step] = str(error)
-            else:  # whoever is at work in the run has let it go meanwhile
-                steps.remove(step)
-    found = [{"step": step, "sound": step not in problems, "problem": problems.get(step)} for step in steps]
-    lines = [f"{store.at(step).name}  {problems.get(step, 'sound')}" for step in steps]
+    problems = store.problems()
+    found = [{"step": place.step, "sound": not why, "problem": why or None} for place, why in problems.items()]
+    lines = [f"{place.name}  {why or 'sound'}" for place, why in problems.items()]
     print_result(json, found, "\n".join(lines) or f"{run} has no checkpoints")
-    return 1 if problems or not steps else 0
+    return 1 if any(problems.values()) or not problems else 0
 
 
 def export(
@@ -94,14 +87,13 @@ def _store(run: str) -> "Store":
     return Store(folder / CHECKPOINTS, run_id(folder))
 
 
-def _facts(store: "Store", step: int) -> dict[str, Any]:
+def _facts(store: "Store", place: "Place") -> dict[str, Any]:
     """What a list shows of a checkpoint, from its manifest alone."""
-    path = store.at(step)
-    facts = {"step": step, "name": path.name, "bytes": 0, "written": "", "note": ""}
+    facts = {"step": place.step, "name": place.name, "bytes": 0, "written": "", "note": ""}
     try:
-        manifest = store.manifest(step)
+        manifest = store.manifest(place.step)
         facts["bytes"] = sum(written.size for written in manifest.files)
-        facts["written"] = iso_time(path.stat().st_mtime)
+        facts["written"] = iso_time((store.path / place.name).stat().st_mtime)
     except (CheckpointError, OSError) as error:
         facts["note"] = f"not usable: {error}"
     return facts
