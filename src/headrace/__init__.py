@@ -2,7 +2,7 @@
 
 Its rooms, in import order; each imports only from those before it:
 
-    errors  length  store  data  formats  adapters  loss  arena  workers  step  watch  train  record  engines  app
+    errors  length  store  data  formats  adapters  loss  arena  workers  step  watch  train  engines  record  app
     vision  sklearn  optuna  testing  compat  __main__
 """
 

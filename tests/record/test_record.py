@@ -1,5 +1,6 @@
 """A run as a record: rows of updates, states of steps, causes of losses, forks, differences, and proofs."""
 
+import copy
 import json
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ from torch import nn
 import headrace as hr
 from headrace.data.mix_order import MixOrder
 from headrace.errors import RunError
+from headrace.record.verify import differences
 from headrace.store.checkpoints import Store
 from headrace.store.contents import MODEL, OPTIMIZER
 
@@ -56,7 +58,7 @@ def test_a_record_says_what_a_run_has_kept(run: Path) -> None:
     assert record.checkpoints == [*range(0, UPDATES, 7), UPDATES]
     assert [row["step"] for row in record.reports] == list(range(1, UPDATES + 1))
     assert record.settings["batch_size"] == 24
-    assert record.parent is None
+    assert record.parents == []
 
 
 def test_nothing_that_is_asked_changes_the_run(run: Path) -> None:
@@ -254,6 +256,82 @@ def test_what_would_be_without_the_worst_rows(tmp_path: Path) -> None:
     assert "share of the loss" in (tmp_path / "why.html").read_text()
 
 
+# --- several workers ------------------------------------------------------------------------------------------
+
+
+def train_on_worker(path: Path, strategy: hr.Strategy, data: dict[str, Any]) -> None:
+    train("noisy", path, data, strategy=strategy)
+
+
+@pytest.mark.takes_turns
+@pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
+@pytest.mark.parametrize(
+    ("strategy", "workers", "engine"),
+    [
+        pytest.param(hr.Synchronous(), 3, "local", marks=pytest.mark.slow),
+        (hr.Periodic(every="5 steps"), 2, "local"),
+        pytest.param(hr.BlockMomentum(every="3 steps"), 2, "local", marks=pytest.mark.slow),
+        pytest.param(hr.Synchronous(), 3, "processes", marks=pytest.mark.slow),
+        pytest.param(hr.Periodic(every="5 steps"), 2, "processes", marks=pytest.mark.slow),
+    ],
+)
+def test_what_workers_made_is_made_again(strategy: hr.Strategy, workers: int, engine: str, tmp_path: Path) -> None:
+    def again() -> hr.Trainer:
+        return make("noisy", strategy=copy.deepcopy(strategy))
+
+    data = columns(poisoned=POISONED_LATE)
+    hr.launch(train_on_worker, tmp_path / "run", strategy, data, workers=workers, engine=engine)
+    record = hr.Record(tmp_path / "run")
+    step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
+    found = record.why(step, again(), data)
+    assert (found.worst, found.exact) == ([POISONED_LATE], True)
+    assert sorted(row.row for row in found.rows) == sorted(record.rows(step))
+    assert bool(found.losses) == (strategy.kind == "Synchronous")
+    certificate = record.verify(again(), data, segments=1)
+    assert certificate.ok
+    assert len(certificate.stretches) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
+def test_what_workers_made_is_forked_and_made_without_rows(tmp_path: Path) -> None:
+    def again() -> hr.Trainer:
+        return make("noisy", strategy=hr.Synchronous())
+
+    data, never = columns(poisoned=30), columns(poisoned=30)
+    hr.launch(train_on_worker, tmp_path / "run", hr.Synchronous(), data, workers=3)
+    record = hr.Record(tmp_path / "run")
+    fork = record.fork(tmp_path / "fork", 10, again(), data)
+    assert fork.checkpoints == [10]
+    hr.launch(train_on_worker, tmp_path / "fork", hr.Synchronous(), data, workers=3)
+    assert differences(record.path, fork.path, UPDATES) == []
+    never["w"][30] = 0
+    hr.launch(train_on_worker, tmp_path / "never", hr.Synchronous(), never, workers=3)
+    record.without([30], again(), data, run=tmp_path / "clean")
+    assert differences(tmp_path / "never", tmp_path / "clean", UPDATES) == []
+    assert differences(record.path, tmp_path / "clean", UPDATES) != []
+
+
+@pytest.mark.takes_turns
+def test_another_number_of_workers_is_said_before_the_replay(tmp_path: Path) -> None:
+    """The negative control: one worker adds up otherwise than three."""
+    data = columns(poisoned=30)
+    hr.launch(train_on_worker, tmp_path / "run", hr.Synchronous(), data, workers=3)
+    record, made = hr.Record(tmp_path / "run"), make("noisy", strategy=hr.Synchronous())
+    with pytest.warns(UserWarning, match="3 workers made the updates, and 1 make them again"):
+        record.at(20, made, data)
+    there = Store(tmp_path / "run" / "checkpoints", record.id).load(21).tensors[MODEL]
+    assert not torch.equal(made.model.state_dict()["0.weight"], there["0.weight"])
+
+
+@pytest.mark.takes_turns
+def test_rows_that_a_center_lent_are_not_known(tmp_path: Path) -> None:
+    strategy = hr.Elastic(every="2 steps")
+    hr.launch(train_on_worker, tmp_path / "run", strategy, columns(), workers=2)
+    with pytest.raises(RunError, match="from a center"):
+        hr.Record(tmp_path / "run").rows(3)
+
+
 # --- forks ----------------------------------------------------------------------------------------------------
 
 
@@ -262,8 +340,7 @@ def test_a_fork_without_changes_ends_with_the_bits_of_its_parent(kind: str, tmp_
     whole = train(kind, tmp_path / "a", columns())
     at = 14 if list(KINDS).index(kind) % 2 else 17  # with a checkpoint, and without
     fork = hr.Record(tmp_path / "a").fork(tmp_path / "b", at, make(kind), columns())
-    assert fork.parent is not None
-    assert (fork.parent["step"], fork.parent["run"]) == (at, str(tmp_path / "a"))
+    assert [(each["step"], each["run"]) for each in fork.parents] == [(at, str(tmp_path / "a"))]
     assert fork.checkpoints == [at]
     forked = train(kind, tmp_path / "b", columns())
     assert same(state(whole), state(forked))

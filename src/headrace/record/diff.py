@@ -63,17 +63,14 @@ def diff(
         if theirs is not None and any(theirs.get(key) != value for key, value in row.items() if key in theirs):
             found.report = row["step"]
             break
-    shared = sorted(set(a.checkpoints) & set(b.checkpoints))
     same = None
-    for step in shared:
+    for step in sorted(set(a.checkpoints) & set(b.checkpoints)):
         if state := differences(a.path, b.path, step):
             found.checkpoint, found.state = step, state
             break
         same = step
     if trainers is not None and trains is not None and same is not None and found:
-        last = min(a.steps, b.steps)
-        if found.checkpoint is not None:
-            last = found.checkpoint
+        last = found.checkpoint or min(a.steps, b.steps)
         _first_update(found, (a, b), same, last, trainers, trains, fit)
     return found
 
@@ -129,11 +126,7 @@ def _digests(
         if look_at and not list(module.children())
     ]
     try:
-        start_at = record.checkpoint(start)
-        with replaying(record.path, start, start_at, trainer, train, fit, override=record.parent is not None) as (
-            loop,
-            _,
-        ):
+        with replaying(record, start, trainer, train, fit, override=bool(record.parents)) as (loop, _):
             for info in loop:
                 if look_at in (0, info.step):
                     found[info.step] = dict(seen) | _of_parameters(trainer.model, bool(look_at))

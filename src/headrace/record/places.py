@@ -23,6 +23,8 @@ class Places:
             raise RunError("the data of this run were no table, so nothing is known of the rows of an update.")
         if str(cursor["order"]).startswith("mix") and reader is None:
             raise RunError("the data of this run are a mix of tables. Give them: record.rows(step, train).")
+        if "leases" in cursor:
+            raise RunError("the workers of this run took rows from a center as they came: no update's are known.")
         if cursor["count"] != "rows":
             raise RunError(f"the batches of this run count {cursor['count']}, not rows: their places are not known.")
         known = {"seed": cursor["seed"], "block": cursor["block"], "mix": cursor["mix"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from ..store.run import CHECKPOINTS, rows_in, run_id
 from ..train.checkpoint import Checkpoint, decode
 from ..train.trainer import Trainer
 from ..watch.history import History
+from ..workers.here import here
 from .places import Places
-from .replay import advance, load_state, replaying
+from .replay import advance, in_workers, load_state, replaying
 from .verify import Certificate, certify
 from .why import Why, explain
 from .without import train_without
@@ -65,11 +66,6 @@ class Record:
     def parents(self) -> list[dict[str, Any]]:
         """What this run goes on from, the nearest first: `run`, `id` and `step` of each."""
         return parents_of(self.path)
-
-    @property
-    def parent(self) -> dict[str, Any] | None:
-        """The run that this one was forked from, and the step; `None` of one that began by itself."""
-        return next(iter(self.parents), None)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state of a step that has a checkpoint, verified."""
@@ -147,19 +143,17 @@ class Record:
 
     def at(self, step: int, trainer: Trainer, train: Any, **fit: Any) -> Trainer:
         """The trainer as it was after an update: weights, optimizer, buffers, random state."""
-        first = self.before(step)
-        if first == step:
-            load_state(self.path, step, self.checkpoint(step), trainer, train, fit)
+        if step in self.checkpoints:
+            load_state(self, step, trainer, train, fit)
             return trainer
-        with replaying(self.path, first, self.checkpoint(first), trainer, train, fit) as (loop, _):
-            if advance(loop, step) is None:
-                raise RunError(f"the training ended before step {step}.")
+        with replaying(self, step, trainer, train, fit) as (loop, _):
+            advance(loop, step)
         return trainer
 
     def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
         """Makes an update again, and says what its loss was made of: see `Why`."""
         self._check(step)
-        return explain(self, step, trainer, train, ahead, fit)
+        return in_workers(self, step - 1, trainer, explain, self, step, trainer, train, ahead, fit)
 
     def verify(
         self,
@@ -182,14 +176,17 @@ class Record:
         if at in self.checkpoints or trainer is None:
             open_fork(path, self.path, at).close()
             return Record(path)
-        first = self.before(at)
-        with replaying(self.path, first, self.checkpoint(first), trainer, train, fit) as (loop, place):
-            if advance(loop, at) is None:
-                raise RunError(f"the training ended before step {at}.")
-            loop.close()
-            open_fork(path, self.path, at, place).close()
+        in_workers(self, at, trainer, self._fork_between, path, at, trainer, train, fit)
         return Record(path)
+
+    def _fork_between(self, path: Path, at: int, trainer: Trainer, train: Any, fit: Mapping[str, Any]) -> None:
+        with replaying(self, at, trainer, train, fit) as (loop, place):
+            advance(loop, at)
+            loop.close()
+            if here().leader:
+                open_fork(path, self.path, at, place).close()
 
     def without(self, rows: Collection[int], trainer: Trainer, train: Any, *, run: str | Path, **fit: Any) -> History:
         """Trains again without these rows, from before they were first used: see `train_without`."""
-        return train_without(self, sorted(set(rows)), trainer, train, run_path(run), fit)
+        arguments = self, sorted(set(rows)), trainer, train, run_path(run), fit
+        return in_workers(self, self.steps, trainer, train_without, *arguments)

@@ -6,11 +6,12 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engines.launch import launch
 from ..errors import RunError
 from ..step import config
 from ..step.arguments import source_on
@@ -23,36 +24,51 @@ from ..train.runs import Run
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.info import Info
+from ..workers.here import here
 
+if TYPE_CHECKING:
+    from .record import Record
+
+T = TypeVar("T")
 NEVER = "1000000000 steps"
+
+
+def in_workers(record: Record, step: int, trainer: Trainer, call: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function; in as many virtual workers as made the update, where the bits belong to their number."""
+    workers = len(record.checkpoint(record.before(step)).workers)
+    if workers == 1 or here().count > 1 or trainer.strategy.parts:
+        return call(*arguments)
+    found: T = launch(call, *arguments, workers=workers)
+    return found
 
 
 @contextmanager
 def replaying(
-    run: Path,
-    step: int,
-    checkpoint: Checkpoint,
-    trainer: Trainer,
-    train: Any,
-    fit: Mapping[str, Any],
-    override: bool = False,
+    record: Record, step: int, trainer: Trainer, train: Any, fit: Mapping[str, Any], override: bool = False
 ) -> Iterator[tuple[Generator[Info], Path]]:
-    """The loop of a training that goes on from a checkpoint of a run, and the folder in which it does.
+    """The loop of a training that goes on from the last checkpoint up to a step, and the folder in which it does.
 
     When it is closed, its state is saved there. `override`: with the settings of the trainer, as a fork may.
     """
+    run, step = record.path, record.before(step)
+    checkpoint = record.checkpoint(step)
     say_where_not_exact(checkpoint, trainer, fit)
     common = checkpoint.common
     override |= changed_after(run, step, common, trainer, train)
     every = {name: common["config"][name] for name in ("log_every", "validate_every") if name in common["config"]}
+    comm = here()
     with tempfile.TemporaryDirectory(prefix="headrace-replay-") as room:
-        place = Path(room, "run")
-        copy_checkpoint(run, step, place)
+        place = Path(comm.share(room), "run")
+        if comm.leader:
+            copy_checkpoint(run, step, place)
+        comm.share()  # now it is there
         options = {**common["limits"], **every, **fit}
         kept = Run(place, resume="must", every=NEVER, keep="all", override=override, logs=False)
         loop = trainer.steps(train, run=kept, **options)
         try:
             yield loop, place
+            loop.close()
+            comm.share()  # nobody needs the folder any more
         finally:
             loop.close()
 
@@ -94,24 +110,20 @@ class _Stop(Callback):
         raise _LoadedError
 
 
-def load_state(
-    run: Path, step: int, checkpoint: Checkpoint, trainer: Trainer, train: Any, fit: Mapping[str, Any]
-) -> None:
+def load_state(record: Record, step: int, trainer: Trainer, train: Any, fit: Mapping[str, Any]) -> None:
     """The trainer gets the state of a checkpoint; nothing is trained."""
     fit = {**fit, "callbacks": [*fit.get("callbacks", ()), _Stop()]}
-    with replaying(run, step, checkpoint, trainer, train, fit) as (loop, _), suppress(_LoadedError):
+    with replaying(record, step, trainer, train, fit) as (loop, _), suppress(_LoadedError):
         next(loop)
-    rng.restore(checkpoint.workers[0]["rng"], trainer.device)
+    rng.restore(record.checkpoint(step).workers[here().shard.index]["rng"], trainer.device)
 
 
-def advance(loop: Generator[Info], step: int) -> Info | None:
-    """Trains up to a step, and gives what the loop shows there; nothing where the loop began there."""
+def advance(loop: Generator[Info], step: int) -> Info:
+    """Trains up to a step, and gives what the loop shows there."""
     for info in loop:
         if info.step == step:
             return info
-        if info.step > step:
-            break
-    return None
+    raise RunError(f"the training ended before step {step}.")
 
 
 def copy_checkpoint(run: Path, step: int, place: Path) -> None:
@@ -130,12 +142,12 @@ def copy_checkpoint(run: Path, step: int, place: Path) -> None:
 
 def say_where_not_exact(checkpoint: Checkpoint, trainer: Trainer, fit: Mapping[str, Any]) -> None:
     """Warns before a replay that may give other bits than the run had."""
-    common, workers = checkpoint.common, len(checkpoint.workers)
+    common, workers, count = checkpoint.common, len(checkpoint.workers), here().count
     reasons = []
-    if workers != trainer.workers.comm.count and not trainer.strategy.parts:
+    if not trainer.strategy.parts and (workers != count or workers > 2):
         reasons.append(
-            f"{workers} workers made the updates, and {trainer.workers.comm.count} makes them now: only "
-            "hr.Synchronous(parts=...) gives the same bits on another number"
+            f"{workers} workers made the updates, and {count} make them again, which add up in the order in which "
+            "processes of one machine do on its processor. Only hr.Synchronous(parts=...) gives the same bits otherwise"
         )
     given = {type(callback).__name__ for callback in fit.get("callbacks", ())}
     known = [name.partition(" ")[0].partition(":")[0] for name in common["callbacks"]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import MANIFEST, MODEL, OPTIMIZER
@@ -23,7 +23,8 @@ from ..store.document import read_document
 from ..store.run import CHECKPOINTS, RUN, machine, run_id
 from ..train.checkpoint import decode
 from ..train.trainer import Trainer
-from .replay import advance, replaying
+from ..workers.here import here
+from .replay import advance, in_workers, replaying
 
 if TYPE_CHECKING:
     from .record import Record
@@ -98,7 +99,11 @@ def certify(
             chain[place.step] = link.hex()
     pairs = list(pairwise(chain))
     chosen = sorted(random.Random(seed).sample(pairs, min(segments, len(pairs)))) if trainer is not None else []
-    stretches = [_again(record, start, stop, trainer, train, fit) for start, stop in chosen if trainer is not None]
+    stretches = [
+        in_workers(record, start, trainer, _again, record, start, stop, trainer, train, fit)
+        for start, stop in chosen
+        if trainer is not None
+    ]
     versions = read_document(record.path / RUN).get("versions", {})
     about = machine(trainer.device) if trainer is not None else {}
     found = Certificate(str(record.path), record.id, chain, corrupt, stretches, about, versions)
@@ -109,11 +114,10 @@ def certify(
 
 def _again(record: Record, start: int, stop: int, trainer: Trainer, train: Any, fit: Mapping[str, Any]) -> Stretch:
     """Trains from one checkpoint to the next, and compares the state with that of the run."""
-    with replaying(record.path, start, record.checkpoint(start), trainer, train, fit) as (loop, place):
-        if advance(loop, stop) is None:
-            raise RunError(f"the training ended before step {stop}.")
+    with replaying(record, start, trainer, train, fit) as (loop, place):
+        advance(loop, stop)
         loop.close()
-        return Stretch(start, stop, differences(record.path, place, stop))
+        return Stretch(start, stop, differences(record.path, place, stop) if here().leader else [])
 
 
 def differences(one: Path, other: Path, step: int) -> list[str]:

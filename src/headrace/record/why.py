@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..data.reader import Reader
-from ..errors import RunError
 from ..loss.objective import Objective, Supervised, terms_of
 from ..step.arguments import source_on
 from ..store import rng
 from ..train.trainer import Trainer
+from ..workers.here import here
 from .replay import advance, replaying
 
 if TYPE_CHECKING:
@@ -85,22 +86,22 @@ class Why:
 
 def explain(record: Record, step: int, trainer: Trainer, train: Any, ahead: int, fit: Mapping[str, Any]) -> Why:
     """See `Record.why`."""
-    first = record.before(step - 1)
+    numbers = record.rows(step, train)
     trainer.updates.change(tape=False)  # the same bits, and every output can be looked at
-    before = _Before(record.at(step - 1, trainer, train, **fit)) if first == step - 1 else None
-    with replaying(record.path, first, record.checkpoint(first), trainer, train, fit) as (loop, _):
-        if before is None and advance(loop, step - 1) is not None:
+    before = _Before(record.at(step - 1, trainer, train, **fit)) if step - 1 in record.checkpoints else None
+    with replaying(record, step - 1, trainer, train, fit) as (loop, _):
+        if before is None:
+            advance(loop, step - 1)
             before = _Before(trainer)
         info = advance(loop, step)
-        if info is None or info.outcome is None:
-            raise RunError(f"the training ended before step {step}.")
+        assert info.outcome is not None
         norms = {n: float(p.grad.norm()) for n, p in trainer.model.named_parameters() if p.grad is not None}
-        loss = float(info.losses["total_loss"])
-        outputs = list(info.outcome.outputs)
-    assert before is not None
-    rows = _rows(record.rows(step, train), trainer, outputs, before)
-    found = Why(step, loss, record.loss(step), rows, norms, _worst(rows))
-    if found.worst and len(trainer.optimizers) == 1:
+        recorded, loss = record.loss(step), info.losses["total_loss"]
+        if not trainer.strategy.joint:  # every worker has a loss of its own
+            loss = next((row["train/loss"] for row in trainer.history if row["step"] == step), loss)
+        rows = _rows(numbers, trainer, info.outcome.outputs, before)
+    found = Why(step, float(loss), recorded, rows, norms, _worst(rows))
+    if found.worst and len(trainer.optimizers) == 1 and trainer.strategy.joint and here().leader:
         _look_ahead(found, record, before, trainer, train, ahead)
     return found
 
@@ -126,7 +127,7 @@ def _rows(numbers: Sequence[int], trainer: Trainer, outputs: Sequence[tuple[Any,
     A row may make others bad, as by the statistics of batch normalisation: its share is the largest one of those in the
     update and in a validation. Of several losses, the update has the outputs of one, and the others are validated.
     """
-    batches = [batch for _, batch in outputs]
+    comm, batches = here(), [batch for _, batch in outputs]
     shares, terms = [0.0] * len(numbers), [dict[str, float]() for _ in numbers]
     for key, objective in trainer.objectives.items():
         if not isinstance(objective, Supervised):
@@ -134,6 +135,7 @@ def _rows(numbers: Sequence[int], trainer: Trainer, outputs: Sequence[tuple[Any,
         found = [_terms_of_rows(objective, trainer.model, before.alone(objective, batches), batches)]
         if key == trainer.updates.scored:
             found.append(_terms_of_rows(objective, trainer.model, [output for output, _ in outputs], batches))
+        found = [list(chain(*comm.all_gather(each))) for each in found]  # of all workers
         for each in found:
             shares = [*map(max, shares, _shares(each))]
         for row, of_row in zip(terms, found[-1], strict=True):
@@ -191,10 +193,9 @@ def _look_ahead(found: Why, record: Record, before: _Before, trainer: Trainer, t
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, augment=trainer.augment)
     if not isinstance(source, Reader):
         return
-    objective, steps = next(iter(trainer.objectives.values())), range(found.step, found.step + 1 + ahead)
-    places = record.places(train)
+    objective, places = next(iter(trainer.objectives.values())), record.places(train)
     device, standing = trainer.device, rng.capture(trainer.device)
-    batches = [(step, places.rows_of(step)) for step in steps]
+    batches = [(step, places.rows_of(step)) for step in range(found.step, found.step + 1 + ahead)]
     for name in ("with", "without"):
         model, optimizer = copy.deepcopy((before.model, before.optimizer))
         model.train()
@@ -205,8 +206,7 @@ def _look_ahead(found: Why, record: Record, before: _Before, trainer: Trainer, t
             batch = source.table.take(torch.tensor(kept)).to(device)
             with trainer.precision.context():
                 terms = terms_of(objective, model, batch)
-            parts = [t.coefficient * t.sum * t.times / (1.0 if t.summed else t.weight) for t in terms.values()]
-            loss: Any = sum(parts)
+            loss: Any = sum(t.coefficient * t.sum * t.times / (1.0 if t.summed else t.weight) for t in terms.values())
             losses.append(float(loss.detach()))
             optimizer.zero_grad()
             loss.backward()
