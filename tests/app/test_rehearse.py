@@ -246,7 +246,6 @@ def test_a_recipe_that_ends_by_the_clock_is_refused_unless_another_limit_is_give
         ("periodic:every=16 steps,weights=equal", {"every": "16 steps", "weights": "equal"}),
         ("Block_Momentum: every = 2 epochs , nesterov=true", {"every": "2 epochs", "nesterov": True}),
         ("elastic:alpha=0.5,take_center=True", {"alpha": 0.5, "take_center": True}),
-        ("asynchronous:staleness=none,lr=.5", {"staleness": None, "lr": 0.5}),
         ("synchronous:compress=bf16", {"compress": "bf16"}),
         ("periodic:", {"every": "1 epoch"}),
     ],

@@ -171,6 +171,7 @@ def _refuse(**_: Any) -> None:
     raise ConnectionError("Could not find any running Ray instance.\nand much more")
 
 
+@pytest.mark.filterwarnings("ignore:ray was imported before launch")  # by other tests
 def test_a_ray_with_known_holes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

@@ -37,7 +37,7 @@ def train_by_steps(run: str, dies: bool) -> None:
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    rates = hr.Schedule(lambda o, steps: torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.5), every="1 step")
+    rates = hr.Schedule(lambda o: torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.5), every="1 step")
     trainer = trainees.trainer(schedule=rates)
     trainees.fit(trainer, run, validate_every="3 steps", callbacks=[Dies()], wait=True)
     tell("digest " + trainees.digest(trainer))

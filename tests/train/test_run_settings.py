@@ -42,11 +42,11 @@ def adam(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda params: torch.optim.Adam(params, **{"lr": 0.02} | options)
 
 
-def step_rates(optimizer: torch.optim.Optimizer, total: int | None) -> Any:
+def step_rates(optimizer: torch.optim.Optimizer) -> Any:
     return lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
 
-def cosine_rates(optimizer: torch.optim.Optimizer, total: int | None) -> Any:
+def cosine_rates(optimizer: torch.optim.Optimizer) -> Any:
     return lr_scheduler.CosineAnnealingLR(optimizer, 2)
 
 

@@ -281,7 +281,7 @@ def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
     restore: bool | None, schedule: str, tmp_path: Path
 ) -> None:
     def trainer(seed: int = 0) -> hr.Trainer:
-        step = hr.Schedule(lambda o, n: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="1 step")
+        step = hr.Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="1 step")
         return make(seed, rate=0.3, schedule=None if schedule == "constant" else step)
 
     def watching() -> list[hr.Callback]:

@@ -136,7 +136,7 @@ class Trainer:
         if shards:
             check.can_shard(arguments, self.has_own_train_step or self.has_own_evaluate_step)
         self.workers = make_workers(strategy, self.device)
-        self.model = self.workers.strategy.place(model, self.device, optimizer)
+        self.model = self.workers.strategy.place_model(model, self.device, optimizer)
         clip_norm, clip_value = check.plain_number(clip_norm), check.plain_number(clip_value)
         self.objectives, self.optimizers, every = by_key(loss, optimizer, model, own=self.has_own_train_step)
         self.eval_objectives = scorers(self.objectives, eval_loss)
@@ -387,7 +387,7 @@ class Trainer:
 
     def work_with(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
-        if strategy is not None and strategy.shards and strategy is not self._wanted:
+        if isinstance(strategy, Strategy) and strategy.shards and strategy is not self._wanted:
             raise ConfigError(
                 "hr.Sharded divides the model between processes when the trainer is made, and this one has been made "
                 "without it. Give it as Trainer(strategy=); a rehearsal on virtual workers has no such processes."

@@ -108,7 +108,7 @@ class Sharded(Strategy):
 
     # --- the model ----------------------------------------------------------------------------------------
 
-    def place(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
+    def place_model(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
         """Divides the model between the workers, a part after the other; the optimizer gets its new parameters."""
         from torch.distributed.fsdp import FSDPModule, fully_shard
 

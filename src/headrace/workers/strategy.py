@@ -74,7 +74,7 @@ class Strategy:
         """A tensor of this shape, of which this worker has read the rows that `part` says."""
         return rows
 
-    def place(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
+    def place_model(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
         """A trainer is made: the model goes to its device. `optimizer` is what the trainer is given."""
         return model.to(device)
 
