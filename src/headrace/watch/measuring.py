@@ -91,6 +91,11 @@ class Timer(Callback):
         names = [stream.name for stream in info.train.streams or ()]
         if self._stream and names and self._stream not in names:
             raise ConfigError(f"Timer: {unknown('stream', self._stream, names)}")
+        if self._flops == "auto" and info.trainer.strategy.shards:
+            raise ConfigError(
+                "Timer: flops='auto' makes a pass on one worker, and hr.Sharded needs all of them in every pass. Pass "
+                "the number, as in flops=6 * parameters."
+            )
         if self._flops is not None and self._peak is None:
             device = info.trainer.device
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
