@@ -143,3 +143,12 @@ def test_a_default_that_no_file_can_hold_is_refused(place: Path, parameter: str,
     text = f"import torch\nimport headrace as hr\ndef odd({parameter}) -> hr.Recipe:\n    {doc}\n"
     (place / "odd_recipe.py").write_text(text)
     assert told in refused(capsys, "fit", "odd_recipe.py")
+
+
+def test_a_program_that_has_imported_pydantic_reads_the_same_values(capsys: Any, monkeypatch: Any) -> None:
+    """The library of the command line then checks types by it, and the recipe's own converter is what counts."""
+    pytest.importorskip("pydantic")
+    monkeypatch.setenv("HEADRACE_WIDTH", "2")
+    found = printed(capsys, "--lr", "0.5", "--epochs", "9", "--no-tested")
+    assert found["arguments"] == {"lr": 0.5, "width": 2, "kind": "adam", "tested": False}
+    assert found["fit"] == {"epochs": 9}

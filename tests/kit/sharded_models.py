@@ -12,7 +12,7 @@ from headrace.engines.processes import run
 from kit.torch_workers import fork_workers
 
 WORDS, WIDTH, LENGTH, CLASSES = 11, 8, 5, 3
-ROWS, BATCH = 101, 16  # the last batch of an epoch has 5 rows
+ROWS, BATCH = 103, 16  # the last batch of an epoch has 7 rows
 TIMEOUT_S = 15.0
 State = dict[str, Tensor]
 

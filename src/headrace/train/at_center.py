@@ -218,11 +218,12 @@ class AtCenter(Workers):
 
     def leave(self) -> None:
         if self._failed:
-            return  # all workers end by it
+            return super().leave()  # all workers end by it
         self._state = self._state or self.own_parts()
         if self.leads and not self._stop_sent and (why := self._signals.why or self._info.stopping):
             self._ask_to_stop(why)  # only now: what has been saved goes on as if nobody had asked
         self.strategy.leave()
+        super().leave()
 
     def _update_counters(self, info: Info) -> None:
         known = self.strategy.progress

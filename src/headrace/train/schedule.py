@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -312,7 +313,7 @@ class _ByTorch(Rates):
                 shape = {key: maybe(like(value)) for key, value in now.items()}
                 shape |= {"_step_count": COUNT} if "_step_count" in found else {}
                 check(found, shape, f"the saved {saved['kind']}")
-            scheduler.load_state_dict(found)
+            scheduler.load_state_dict(_as_counters(found, now))
             self._waits = bool(saved.get("waits", False))
 
     def rebase(self) -> None:
@@ -320,6 +321,17 @@ class _ByTorch(Rates):
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
+
+
+def _as_counters(saved: Any, now: Any) -> Any:
+    """A state with Counters where torch has them now, as for milestones: saved, they are dicts like any other."""
+    if isinstance(now, Counter):
+        return Counter(saved)
+    if isinstance(now, Mapping) and isinstance(saved, Mapping):
+        return {key: _as_counters(value, now.get(key)) for key, value in saved.items()}
+    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
+        return [_as_counters(before, after) for before, after in zip(saved, now, strict=True)]
+    return saved
 
 
 def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:

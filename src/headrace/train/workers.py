@@ -37,8 +37,7 @@ from .schedule import Rates
 from .shard_files import gather_parts
 from .vote import StopVote, by_leader
 
-Report = tuple[dict[str, float], dict[str, Any]]
-"""Losses and metrics by name."""
+Report = tuple[dict[str, float], dict[str, Any]]  # losses and metrics by name
 
 
 class Workers:
@@ -265,7 +264,8 @@ class Workers:
             self.comm.report_error(error)
 
     def leave(self) -> None:
-        """This worker's part in the training is over, however it has ended."""
+        """This worker's part in the training is over."""
+        self.own_parts = dict  # lets go of the data
 
     # --- updates by hand, scores and predictions ----------------------------------------------------------
 
