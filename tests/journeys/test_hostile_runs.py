@@ -143,7 +143,7 @@ ONE: list[tuple[str, tuple[Any, ...], Any, str, str]] = [
     (TRAINER, ("marks", MARK, "step"), "x", "resume", f"marks/{MARK}/step is not a whole number"),
     (TRAINER, ("config",), None, "resume", "config is not a dict: None"),
     (TRAINER, ("limits", "epochs"), [], "resume", "limits/epochs is not a number: a list"),
-    (TRAINER, ("history", 0, "step"), {"$float": "nan"}, "resume", "history/0/step is not a whole number"),
+    (TRAINER, ("history", "last", 0, "step"), {"$float": "nan"}, "resume", "history/last/0/step is not a whole number"),
     (TRAINER, ("worker x",), {"a": 1}, "resume", "trainer.json has 'worker x', which is no part of a training's state"),
     (WORKER, ("counters",), {}, "resume", "rank-00000.json has 'counters', which is no part of a training's state"),
     (TRAINER, ("step", "optimizers", "", "groups", 0, "lr"), "x", "resume", "groups/0/lr is not a number: 'x'"),
