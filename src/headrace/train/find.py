@@ -192,6 +192,8 @@ def _copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[
     `made_by`: the class whose arguments the settings are, `Trainer`. Afterwards the random numbers of torch, NumPy and
     Python and the place in the data are put back.
     """
+    if trainer.strategy.shards:
+        raise ConfigError("find_lr and find_batch_size train a copy of the model, and a sharded one cannot be copied.")
     if here().count > 1:
         raise ConfigError(
             f"find_lr and find_batch_size run in one process, and there are {here().count}. Call it in one."
