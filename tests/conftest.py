@@ -16,7 +16,8 @@ from kit import left_behind, sampled
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-settings.register_profile("quick", deadline=None, max_examples=12)  # the time of an example depends on the machine
+# The time of an example depends on the machine, so that none has a deadline.
+settings.register_profile("quick", deadline=None, max_examples=12, derandomize=True)
 settings.register_profile("every", deadline=None, max_examples=200)
 settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
@@ -29,23 +30,13 @@ left_behind.mark()
 processes = left_behind.Processes()
 first = "PYTEST_XDIST_WORKER" not in os.environ  # this process distributes the tests, or runs them itself
 
-BUDGET_S = 3.0  # of a test that is not marked slow
 GRACE_S = 30.0  # time that a test has to end by itself after its limit
 watched = 0.0, 0.0  # the limit of the running watchdog, and when it started
-OVER = Path(__file__).parents[1] / "build" / "over-budget.txt"
 ERRORS = pytest.StashKey[int]()
-ALONE = "HEADRACE_TESTS_ALONE"
-"""The environment variable that says that nothing else runs on the machine."""
-
-
-def pytest_report_header() -> str:
-    return sampled.report_header()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[ERRORS] = os.dup(2)  # pytest does not capture it yet
-    if first and ALONE not in os.environ:
-        OVER.unlink(missing_ok=True)
 
 
 # --- order and distribution ----------------------------------------------------------------------------
@@ -66,9 +57,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts slow files first, and marks tests that take turns as slow on the days when it is not their turn."""
+    """Starts slow files first, and marks two thirds of the tests that take turns as slow."""
     for item in items:
-        if item.get_closest_marker("takes_turns") and not sampled.has_its_turn(item.nodeid, of=3):
+        if item.get_closest_marker("takes_turns") and not sampled.is_quick(item.nodeid, of=3):
             item.add_marker(pytest.mark.slow)
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: (not _is_of_ray(item.path), item.path not in long))
@@ -87,8 +78,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from kit import forked
 
         forked.server()
-        if ALONE in os.environ:
-            forked.wait_for_server()
 
 
 # --- where a test runs ------------------------------------------------------------------------------------
@@ -120,28 +109,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     finally:
         if nextitem is None:
             faulthandler.cancel_dump_traceback_later()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Lists tests that are not marked slow and exceed their budget; if nothing else runs, they fail."""
-    began = time.monotonic() - _waited_s()
-    yield
-    if (took := time.monotonic() - _waited_s() - began) <= BUDGET_S or item.get_closest_marker("slow") is not None:
-        return
-    if ALONE in os.environ:
-        pytest.fail(
-            f"the test passes, but takes {took:.1f} s, and one of the quick tier may take {BUDGET_S:g} s: train less, "
-            "start its processes with kit.forked, share what tests of the file prepare, or mark it slow"
-        )
-    OVER.parent.mkdir(exist_ok=True)
-    with OVER.open("a") as file:
-        file.write(f"{item.nodeid}\n")
-
-
-def _waited_s() -> float:
-    """The time that a test has waited for the server of processes, which later tests find ready."""
-    return float(getattr(sys.modules.get("kit.forked"), "waited_s", 0.0))
 
 
 # --- nothing is left behind ----------------------------------------------------------------------------------------

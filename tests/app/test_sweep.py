@@ -141,6 +141,8 @@ def _file(place: Path, text: str) -> Path:
 
 
 LISTS = '''
+import pydantic  # with it, cyclopts checks values against the types of options by itself
+
 import headrace as hr
 from sines import small
 

@@ -30,8 +30,6 @@ from typing import Any
 
 LIMIT_S = 25.0  # of a process, and of every wait of a test for it
 GONE_S = 5.0  # time that its process group has to end after it
-waited_s = 0.0
-"""The time that the first start of a process has waited for the server."""
 _MESSAGE = 1 << 16
 _SUBREAPER = 36  # of prctl
 _SERVE = "from kit import forked; forked.serve()"
@@ -191,10 +189,7 @@ def server() -> socket.socket:
 @cache
 def wait_for_server() -> None:
     """Returns once the server is ready."""
-    global waited_s
-    began = time.monotonic()
     assert server().recv(_MESSAGE), "the server of processes has ended"
-    waited_s = time.monotonic() - began
 
 
 def _empty(group: int) -> None:

@@ -123,4 +123,4 @@ def _option(
     )
     kind = inspect.Parameter.KEYWORD_ONLY
     default = inspect.Parameter.empty if each.required else each.default
-    return inspect.Parameter(each.name, kind, default=default, annotation=Annotated[bool if switch else Any, how])
+    return inspect.Parameter(each.name, kind, default=default, annotation=Annotated[bool if switch else object, how])
