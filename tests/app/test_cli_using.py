@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -588,6 +589,15 @@ def test_a_report_is_written(capsys: Any) -> None:
     assert "page.html" in capsys.readouterr().out
     assert "unknown ending '.pdf'" in refused(capsys, "report", "runs/sines", "--out", "page.pdf", status=2)
     assert "is not a run" in refused(capsys, "report", ".")
+
+
+def test_a_report_to_share_names_neither_host_nor_directory(capsys: Any) -> None:
+    """The control: the page that is not for sharing has both."""
+    places = [platform.node(), str(Path.cwd())]
+    for flags, named in (([], True), (["--share"], False)):
+        assert headrace("report", "runs/sines", "--out", "page.html", *flags) == 0
+        page = Path("page.html").read_text()
+        assert [place in page for place in places] == [named, named]
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict", "report", "resume"])

@@ -61,8 +61,8 @@ def test_the_readme_has_programs_and_they_train() -> None:
     """The control: blocks are found, all of them."""
     text = (ROOT / "README.md").read_text()
     found = programs(ROOT / "README.md")
-    assert len(found) == text.count("```python") >= 4
-    assert sum(".fit(" in program for _, program in found) >= 3
+    assert len(found) == text.count("```python") >= 3
+    assert sum(".fit(" in program for _, program in found) >= 2
 
 
 def commands(page: Path) -> list[Block]:
