@@ -6,32 +6,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.small import BATCH, data, same
+from kit.small import model as network
+from kit.small import momentum as sgd
 from torch import Tensor, nn
 
 import headrace as hr
 
-ROWS, BATCH = 48, 16
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+ROWS = 48
+X, Y = data(ROWS)  # three batches
 
 
 def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(map(torch.equal, a.state_dict().values(), b.state_dict().values()))
 
 
 class Double(hr.Trainer):
@@ -53,7 +42,7 @@ def test_a_train_step_may_add_an_update_by_hand_to_the_original(arena: bool) -> 
         for x, y in zip(X.split(BATCH), Y.split(BATCH), strict=True):
             by_hand(raw, optimizer, F.cross_entropy(raw(x), y))
             by_hand(raw, optimizer, raw(x).square().mean())
-    assert equal(model, raw)
+    assert same(model, raw)
 
 
 def test_an_update_by_hand_between_two_steps_counts_or_is_refused_but_is_never_lost() -> None:
@@ -70,7 +59,7 @@ def test_an_update_by_hand_between_two_steps_counts_or_is_refused_but_is_never_l
     for _ in range(2):
         by_hand(raw, optimizer, F.cross_entropy(raw(X), Y))
         by_hand(raw, optimizer, raw(X).square().mean())
-    assert equal(model, raw)
+    assert same(model, raw)
 
 
 def test_the_error_of_one_of_several_updates_names_its_key() -> None:
@@ -80,7 +69,7 @@ def test_the_error_of_one_of_several_updates_names_its_key() -> None:
     trainer = hr.Trainer(model, bad, optimizers, batch_size=BATCH)
     with pytest.raises(hr.NonFiniteError, match="'leave'"):
         trainer.fit((X, Y), epochs=1, progress=False)
-    assert equal(model[2], network()[2])
+    assert same(model[2], network()[2])
     assert not optimizers["leave"].state
 
 
@@ -89,7 +78,7 @@ def test_an_epoch_of_which_every_step_was_skipped_has_no_loss_of_zero() -> None:
     trainer = hr.Trainer(model, hr.CrossEntropy(), sgd(model), batch_size=BATCH, nonfinite="skip")
     with pytest.warns(UserWarning, match="none of the 3 updates was made.* not finite"):
         history = trainer.fit((X * float("nan"), Y), epochs=1, progress=False)
-    assert equal(model, network())
+    assert same(model, network())
     assert history.last["step"] == 3
     assert history.last.get("train/loss") != 0.0
 
@@ -200,7 +189,7 @@ def test_a_train_step_that_comes_to_the_original_keeps_every_setting(options: di
         x[20] = float("nan")
     found = [made(kind, **options) for kind in (Passing, hr.Trainer)]
     histories = [trainer.fit((x, Y), epochs=2, progress=False) for trainer in found]
-    assert equal(found[0].model, found[1].model)
+    assert same(found[0].model, found[1].model)
     assert histories[0].rows == histories[1].rows
     assert found[0].skipped == found[1].skipped == (2 if options == {"nonfinite": "skip"} else 0)
 
@@ -315,7 +304,7 @@ def test_an_optimizer_that_remembers_nothing_is_none_to_warn_of(tmp_path: Path) 
     leave(parts, tmp_path / "run", after=5)
     parts = plain()
     parts.fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
-    assert equal(whole.model, parts.model)
+    assert same(whole.model, parts.model)
 
 
 def test_several_optimizers_that_train_step_steps_go_without_losses_and_resume_exactly(tmp_path: Path) -> None:
@@ -324,7 +313,7 @@ def test_several_optimizers_that_train_step_steps_go_without_losses_and_resume_e
     leave(with_both(), tmp_path / "run", after=5)
     parts = with_both()
     parts.fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
-    assert equal(whole.model, parts.model)
+    assert same(whole.model, parts.model)
     assert parts.predict(X).shape == (ROWS, 3)
 
 
@@ -339,7 +328,7 @@ def test_data_that_nothing_can_score_are_refused_before_the_first_update() -> No
     trainer = with_both()
     with pytest.raises(hr.ConfigError, match="eval_loss=, or override evaluate_step"):
         trainer.fit((X, Y), (X, Y), epochs=1, progress=False)
-    assert equal(trainer.model, network())
+    assert same(trainer.model, network())
 
 
 def test_the_original_train_step_needs_the_losses_that_were_left_out() -> None:

@@ -11,13 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from kit import small
+from kit.small import data, same
 from torch import Tensor, nn
 
 import headrace as hr
 
-X = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
+DATA = X, Y = data()
 
 Ends = Callable[[hr.Trainer], Any]
 
@@ -51,20 +51,11 @@ def releases(trainer: hr.Trainer) -> None:
 ENDS = [fits, fails, breaks, releases]
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
 def trained(end: Ends = fits, make: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam) -> hr.Trainer:
-    model = network()
+    model = small.model(norm=True)
     trainer = hr.Trainer(model, hr.CrossEntropy(), make(model.parameters()), batch_size=16)
     end(trainer)
     return trainer
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(map(torch.equal, a.state_dict().values(), b.state_dict().values()))
 
 
 def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
@@ -103,31 +94,31 @@ def test_the_optimizer_holds_the_parameters_and_a_state_for_each(end: Ends) -> N
 def test_a_deep_copy_is_the_same_model_and_goes_its_own_way(end: Ends) -> None:
     model = trained(end).model
     twin = copy.deepcopy(model)
-    assert equal(model, twin)
+    assert same(model, twin)
     before = twin.state_dict()["0.weight"].clone()
     by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert torch.equal(twin.state_dict()["0.weight"], before)
-    assert not equal(model, twin)
+    assert not same(model, twin)
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_torch_saves_no_more_than_the_weights_and_loads_them_safely(end: Ends, tmp_path: Path) -> None:
     model = trained(end).model
     torch.save(model.state_dict(), tmp_path / "ours.pt")
-    torch.save(network().state_dict(), tmp_path / "fresh.pt")
+    torch.save(small.model(norm=True).state_dict(), tmp_path / "fresh.pt")
     assert abs((tmp_path / "ours.pt").stat().st_size - (tmp_path / "fresh.pt").stat().st_size) < 200
-    other = network()
+    other = small.model(norm=True)
     other.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True))
-    assert equal(model, other)
+    assert same(model, other)
 
 
 def test_the_model_pickles_as_a_whole() -> None:
     model = trained().model
-    assert equal(model, pickle.loads(pickle.dumps(model)))
+    assert same(model, pickle.loads(pickle.dumps(model)))
     held = io.BytesIO()
     torch.save(model, held)
     held.seek(0)
-    assert equal(model, torch.load(held, weights_only=False))
+    assert same(model, torch.load(held, weights_only=False))
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -135,9 +126,9 @@ def test_safetensors_saves_the_model_and_its_state(end: Ends, tmp_path: Path) ->
     model = trained(end).model
     safetensors.torch.save_model(model, str(tmp_path / "model.safetensors"))
     safetensors.torch.save_file(model.state_dict(), tmp_path / "state.safetensors")
-    other = network()
+    other = small.model(norm=True)
     assert safetensors.torch.load_model(other, str(tmp_path / "model.safetensors")) == (set(), [])
-    assert equal(model, other)
+    assert same(model, other)
     loaded = safetensors.torch.load_file(tmp_path / "state.safetensors")
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
 
@@ -162,9 +153,9 @@ def test_a_second_optimizer_trains_the_model_by_hand(end: Ends) -> None:
     trainer = trained(end)
     before = copy.deepcopy(trainer.model)
     by_hand(trainer.model, torch.optim.SGD(trainer.model.parameters(), lr=0.1))
-    assert not equal(trainer.model, before)
+    assert not same(trainer.model, before)
     by_hand(before, torch.optim.SGD(before.parameters(), lr=0.1))
-    assert equal(trainer.model, before)
+    assert same(trainer.model, before)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -187,18 +178,18 @@ def test_the_state_of_the_optimizer_is_keyed_as_usual_and_loads_into_a_fresh_one
     fresh.load_state_dict(copy.deepcopy(saved))  # torch keeps the tensors that it is given
     by_hand(trainer.model, trainer.optimizer)
     by_hand(twin, fresh)
-    assert equal(trainer.model, twin)
+    assert same(trainer.model, twin)
 
 
 def test_training_goes_on_after_the_owner_has_trained_loaded_or_converted() -> None:
     trainer = trained()
     by_hand(trainer.model, trainer.optimizer)
     trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
-    trainer.model.load_state_dict(network().state_dict(), assign=True)
+    trainer.model.load_state_dict(small.model(norm=True).state_dict(), assign=True)
     trainer.optimizer.param_groups[0]["params"] = list(trainer.model.parameters())
     before = copy.deepcopy(trainer.model)
     trainer.fit(DATA, epochs=1, progress=False)
-    assert not equal(trainer.model, before)
+    assert not same(trainer.model, before)
     test_every_parameter_has_memory_of_its_own(lambda t: t.fit(DATA, epochs=1, progress=False))
 
 
