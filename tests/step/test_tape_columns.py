@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.step.tape import columns
-from headrace.step.tape.columns import log_softmax_by_columns
+from headrace.step.tape import forms
+from headrace.step.tape.forms import log_softmax_by_columns
 
 
 def bits(x: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("classes", columns.CLASSES)
+@pytest.mark.parametrize("classes", forms.CLASSES)
 def test_columns_have_the_bits_of_rows(classes: int) -> None:
     generator = torch.Generator().manual_seed(classes)
     rare = (-torch.inf, torch.inf, torch.nan, 1e38, 0.0, -0.0, 1e-40, -1e-40, 88.0)
@@ -54,7 +54,7 @@ def test_shapes_and_types_that_were_not_searched_are_left_to_torch(x: Tensor, di
 def test_what_differs_in_one_number_of_all_draws_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
-    def almost(rows: int, classes: int, make: Any = columns.make) -> Any:
+    def almost(rows: int, classes: int, make: Any = forms.make) -> Any:
         exact = make(rows, classes)
 
         def inexact(*args: Any, out: Tensor) -> None:
@@ -66,7 +66,7 @@ def test_what_differs_in_one_number_of_all_draws_is_not_used(monkeypatch: pytest
 
         return inexact
 
-    monkeypatch.setattr(columns, "make", almost)
+    monkeypatch.setattr(forms, "make", almost)
     assert log_softmax_by_columns(torch.randn(128, 10), 1, False) is None
     assert calls == 20
 
@@ -81,11 +81,11 @@ def test_the_draws_leave_random_numbers_as_they_are() -> None:
 def test_a_training_with_ten_classes_has_torchs_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made, found = [], []
 
-    def noting(rows: int, classes: int, make: Any = columns.make) -> Any:
+    def noting(rows: int, classes: int, make: Any = forms.make) -> Any:
         made.append(make(rows, classes))
         return made[-1]
 
-    monkeypatch.setattr(columns, "make", noting)
+    monkeypatch.setattr(forms, "make", noting)
     used = False
     for tape in (False, True):
         torch.manual_seed(3)
@@ -94,8 +94,8 @@ def test_a_training_with_ten_classes_has_torchs_bits(rows: int, monkeypatch: pyt
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
         trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=rows, tape=tape)
         for _ in trainer.steps((x, y), epochs=3):
-            forms = trainer.updates._each[0].tapes._forms.values()
-            used = used or any(form is not None and form.function in made for form in forms)
+            known = trainer.updates._each[0].tapes._forms.values()
+            used = used or any(form is not None and form.function in made for form in known)
         found.append([value.clone() for value in model.state_dict().values()])
     assert all(map(torch.equal, *found))
     assert used == (rows == 128)

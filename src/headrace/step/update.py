@@ -18,7 +18,7 @@ from ..errors import HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_
 from ..loss.objective import Objective
 from ..loss.outcome import Outcome
 from ..store.rng import capture_torch, restore_torch
-from .diagnose import first_not_finite
+from .guard import first_not_finite
 from .parts import Parts
 from .passes import Pass, PassContext
 from .settings import draws_random

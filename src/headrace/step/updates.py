@@ -27,8 +27,7 @@ from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .arguments import groups_of
 from .guard import Guard
-from .precision import Precision
-from .settings import CHANGEABLE, Settings, StandIns, warn_where_splits_differ
+from .settings import CHANGEABLE, Precision, Settings, StandIns, warn_where_splits_differ
 from .tape.tapes import LARGEST, Tapes
 from .update import Update
 

@@ -16,7 +16,6 @@ from ..loss.outcome import record
 from ..step import config, evaluate
 from ..step.arguments import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted
-from ..step.unsaved import UnsavedOptimizers
 from ..step.weights import encoding_of, remember_encoding
 from ..store import rng
 from ..store.run import compare_machine
@@ -24,7 +23,7 @@ from ..watch.info import Info, expected
 from ..workers.leased import Leased
 from ..workers.strategy import Single
 from .checkpointer import Checkpointer
-from .own_step import update
+from .own_step import UnsavedOptimizers, update
 from .plan import Plan, rows_of
 from .resume import Resumed, readable
 from .same_data import contents

@@ -1,11 +1,21 @@
-"""An update by the trainer's `train_step`, which may be overridden: in a training, and by hand."""
+"""Updates by a `train_step` of the user's, and a warning of optimizers that it steps and a run does not save."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..arena.joint import parts_of
+from ..arena.optimizer import is_plain
 from ..data.batch import Batch
 from ..loss.outcome import Outcome, as_outcome
 from ..step import check, evaluate
@@ -54,3 +64,56 @@ def step_by_hand(trainer: Trainer, batch: Batch) -> dict[str, Any]:
         trainer.workers.mark_failed(error)
         raise
     return outcome.losses
+
+
+class UnsavedOptimizers:
+    """Finds optimizers that are stepped beside a trainer's own, and warns of those that a resumed run would miss."""
+
+    def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module]) -> None:
+        self._known: WeakSet[Optimizer] = WeakSet(part for each in saved for part in (each, *parts_of(each)))
+        self._modules = modules
+        self._messages: dict[str, bool] = {}  # and whether each is still to be given
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """For a while, finds the optimizers that this thread steps."""
+        thread = threading.get_ident()
+
+        def look(optimizer: Optimizer, *_: object) -> None:
+            if optimizer not in self._known and threading.get_ident() == thread:
+                self._known.add(optimizer)
+                if message := self._describe(optimizer):
+                    self._messages.setdefault(message, True)
+
+        handle = register_optimizer_step_post_hook(look)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def warn(self, log: Callable[[str], None]) -> None:
+        """Warns of the optimizers that have been found since the last call, and logs it."""
+        for message in [message for message, is_new in self._messages.items() if is_new]:
+            self._messages[message] = False
+            log(message)
+            warnings.warn(message, stacklevel=2)
+
+    def _describe(self, optimizer: Optimizer) -> str:
+        """What is lost of an optimizer when a run is resumed; nothing if it is stateless and its weights are saved."""
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        names = {param: name for module in self._modules for name, param in module.named_parameters()}
+        outside, kind = sum(param not in names for param in params), type(optimizer).__name__
+        scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+        if not outside and not scheduled and is_plain(optimizer):
+            return ""
+        if outside:
+            trained = f"{outside} parameters that are not in the model"
+            lost, remedy = f"neither these nor the state of {kind} are", "Make them part of the model, and give"
+        else:
+            trained = repr(names[params[0]]) + f" and {len(params) - 1} more" * (len(params) > 1)
+            lost, remedy = f"the state of {kind} is not", "Give"
+        return (
+            f"train_step steps an optimizer that the trainer does not have: {kind} of {trained}. The run can be "
+            f"resumed, but not exactly: {lost} saved with it. {remedy} the optimizer to the trainer, as in "
+            "optimizer={'a': first, 'b': second}; in train_step it is self.optimizers['b']."
+        )

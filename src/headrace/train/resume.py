@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, CorruptError, HeadraceError, is_out_of_memory
-from ..step.base import completed
-from ..step.weights import check_model
+from ..step.weights import check_model, completed
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import TRAINER, Contents

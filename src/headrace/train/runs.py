@@ -13,8 +13,7 @@ from torch import nn
 from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
-from ..step.base import completed
-from ..step.weights import check_model
+from ..step.weights import check_model, completed
 from ..store import codec, disk
 from ..store.checkpoints import Keep, Store
 from ..store.contents import MODEL, TRAINER

@@ -21,12 +21,10 @@ from ..loss.objective import measured_by
 from ..loss.outcome import LossSums
 from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
-from ..step.base import Base, base_of
 from ..step.check import same_encoding
 from ..step.frozen import Frozen
-from ..step.unsaved import UnsavedOptimizers
 from ..step.updates import Updates
-from ..step.weights import as_encoding, check_model, load_model
+from ..step.weights import Base, as_encoding, base_of, check_model, load_model
 from ..store import rng
 from ..store.run import machine
 from ..watch.history import History
@@ -34,6 +32,7 @@ from ..watch.info import Best, Info
 from ..workers.leased import Leased
 from .checkpoint import Checkpoint, WorkerState
 from .checkpointer import Checkpointer
+from .own_step import UnsavedOptimizers
 from .plan import Plan
 from .resume import Resumed, readable
 from .schedule import Rates, begin_anew, make_rates

@@ -30,9 +30,8 @@ from ..step.arguments import (
     stays_ordinary,
 )
 from ..step.guard import make_guard
-from ..step.precision import Precision
 from ..step.regions import Patterns, change_in_place
-from ..step.settings import Settings
+from ..step.settings import Precision, Settings
 from ..step.signals import Signals
 from ..step.updates import Updates
 from ..step.use import Use, one_thread

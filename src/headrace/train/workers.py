@@ -23,14 +23,13 @@ from ..errors import ConfigError, NonFiniteError, WorkerError
 from ..length import Counters, Length
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
-from ..step.evaluate import Gather
+from ..step.evaluate import Gather, gathered
 from ..step.signals import Signals
 from ..step.weights import tensors_of
 from ..watch.info import Best, Info
 from ..workers.dealt import Dealt, as_long_as_any
 from ..workers.strategy import Single, Strategy
 from .checkpoint import WorkerState
-from .gathered import gathered
 from .resume import Resumed
 from .same_data import SameBatchCheck, compare, refuse_wrapped
 from .schedule import Rates

@@ -14,8 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ...loss.base import Loss
 from ...loss.objective import Objective
 from . import allowed
-from .allowed import functions_in, where
-from .modes import plain_torch, settings
+from .allowed import functions_in, plain_torch, settings, where
 
 _OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
 """Attributes of our objectives and terms that do not affect a pass, or that are compared separately."""

@@ -20,9 +20,8 @@ from .forms import Forms
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
-from .snapshot import Snapshot, same_terms
 from .state import PassState
-from .tape import Tape, outputs_of
+from .tape import Snapshot, Tape, outputs_of, same_terms
 
 Wanted = Literal["auto"] | bool
 Eager = Callable[[Batch, Recording | None, bool], Mapping[str, Term]]
