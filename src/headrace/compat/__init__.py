@@ -49,4 +49,6 @@ def install(name: str) -> None:
         sys.modules[".".join([name, *parts])] = import_module(f"{__name__}.{here}")
     if name == "cntk":  # its modules have CNTK's names
         for found in pkgutil.walk_packages(own.__path__, f"{own.__name__}."):
-            sys.modules[name + found.name.removeprefix(own.__name__)] = import_module(found.name)
+            import_module(found.name)
+        for path in [path for path in sys.modules if path.startswith(f"{own.__name__}.")]:
+            sys.modules[name + path.removeprefix(own.__name__)] = sys.modules[path]

@@ -1,7 +1,8 @@
 """What to write instead: a hint for each name once, and a sentence for each name that is not offered."""
 
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...errors import ConfigError
@@ -27,12 +28,13 @@ NOT_OFFERED: dict[str, str] = {
         top_k unpack_batch unpooling user_function zeros_like
     """,
     "layers": """
-        AttentionModel AveragePooling BatchNormalization BlockFunction Constant Convolution Convolution1D
+        Activation AttentionModel AveragePooling BatchNormalization BlockFunction Constant Convolution Convolution1D
         Convolution2D Convolution3D ConvolutionTranspose ConvolutionTranspose1D ConvolutionTranspose2D
         ConvolutionTranspose3D Delay For GlobalAveragePooling GlobalMaxPooling Input Label LayerNormalization
-        MaxPooling MaxUnpooling Parameter PastValueWindow Placeholder ResNetBlock SequentialClique UnfoldFrom
+        MaxPooling MaxUnpooling Parameter PastValueWindow Placeholder ResNetBlock SequentialClique Stabilizer UnfoldFrom
+        default_options_for
     """,
-    "sequence": "delay gather is_last reduce_concat_pairs scatter softmax unpack where window",
+    "sequence": "delay gather is_first is_last reduce_concat_pairs scatter slice softmax unpack where window",
     "losses": """
         cosine_distance cosine_distance_with_negative_samples edit_distance_error fmeasure lambda_rank nce_loss
         weighted_binary_cross_entropy
@@ -52,6 +54,9 @@ NOT_OFFERED: dict[str, str] = {
     """,
     "device": "get_gpu_properties set_excluded_devices try_set_default_device",
     "core": "asvalue",
+    "layers.typing": "",
+    "distributed": "",
+    "default_options": "default_options_for",
 }
 """The names of CNTK 2.7 that are not offered, by module. Each is there, and says so when it is called."""
 _INSTEAD = {
@@ -76,7 +81,7 @@ def hint(name: str, native: str) -> None:
     warn_once(f"cntk.{name}: natively {native}. See {PAGE}.")
 
 
-def lookup(module: str, *places: ModuleType) -> Callable[[str], Any]:
+def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str], Any]:
     """The `__getattr__` of a module: what stands in other modules, and functions that say that they are not offered."""
     names = NOT_OFFERED[module].split()
     prefix = f"cntk.{module}." if module else "cntk."
@@ -97,3 +102,12 @@ def lookup(module: str, *places: ModuleType) -> Callable[[str], Any]:
         return refuse
 
     return find
+
+
+def add_module(name: str, *places: ModuleType | SimpleNamespace) -> None:
+    """Makes a module of CNTK's whose names stand in other modules here."""
+    package, _, last = name.rpartition(".")
+    own = __package__ + "." + package if package else __package__
+    module = sys.modules[f"{own}.{last}"] = ModuleType(f"{own}.{last}", f"The names of cntk.{name}.")
+    setattr(module, "__getattr__", lookup(name, *places))  # noqa: B010
+    setattr(sys.modules[own], last, module)

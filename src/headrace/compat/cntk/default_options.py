@@ -6,7 +6,7 @@ from typing import Any
 
 from .variables import Record
 
-_stack: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+_stack: list[dict[str, Any]] = []
 
 
 class DefaultOverride:
@@ -26,31 +26,18 @@ def is_default_override(value: Any) -> bool:
     return isinstance(value, DefaultOverride)
 
 
-def get_default_override(function_scope: Any, **named: Any) -> Any:
+def get_default_override(**named: Any) -> Any:
     """The value of one argument: what was given, what a block around says, or the default."""
     ((name, value),) = named.items()
     if not isinstance(value, DefaultOverride):
         return value
-    for scopes, options in reversed(_stack):
-        if name in options and (not scopes or function_scope in scopes):
-            return options[name]
-    return value.value
+    return next((options[name] for options in reversed(_stack) if name in options), value.value)
 
 
 @contextmanager
 def default_options(**options: Any) -> Iterator[Record]:
     """Other defaults of all layers made in this block."""
-    _stack.append(((), options))
-    try:
-        yield Record(**options)
-    finally:
-        _stack.pop()
-
-
-@contextmanager
-def default_options_for(scope: Any, **options: Any) -> Iterator[Record]:
-    """Other defaults of some layers made in this block."""
-    _stack.append((tuple(scope) if isinstance(scope, list | tuple) else (scope,), options))
+    _stack.append(options)
     try:
         yield Record(**options)
     finally:

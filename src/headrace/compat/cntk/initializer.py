@@ -28,66 +28,35 @@ class Initializer:
         return self._draw(torch.empty(shape, dtype=dtype), fan_in, fan_out, generator)
 
 
-def _uniform(bound: Callable[[int, int], float], seed: Any, rank: Any) -> Initializer:
-    def draw(value: Tensor, fan_in: int, fan_out: int, generator: Any) -> Tensor:
-        limit = bound(fan_in, fan_out)
-        return value.uniform_(-limit, limit, generator=generator)
+def _by_fans(law: str, size: Callable[[int, int], float], sentence: str) -> Callable[..., Initializer]:
+    """Initializers that draw by a law whose bound, or deviation, depends on the fans."""
 
-    return Initializer(draw, seed, 1 if rank in (None, SENTINEL) else rank)
+    def make(
+        scale: float = 1, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
+    ) -> Initializer:
+        def draw(value: Tensor, fan_in: int, fan_out: int, generator: Any) -> Tensor:
+            size_ = scale * size(fan_in, fan_out)
+            if law == "uniform":
+                return value.uniform_(-size_, size_, generator=generator)
+            return value.normal_(0, size_, generator=generator)
 
+        return Initializer(draw, seed, 1 if output_rank in (None, SENTINEL) else output_rank)
 
-def _normal(deviation: Callable[[int, int], float], seed: Any, rank: Any) -> Initializer:
-    def draw(value: Tensor, fan_in: int, fan_out: int, generator: Any) -> Tensor:
-        return value.normal_(0, deviation(fan_in, fan_out), generator=generator)
-
-    return Initializer(draw, seed, 1 if rank in (None, SENTINEL) else rank)
-
-
-def glorot_uniform(
-    scale: float = 1, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
-) -> Initializer:
-    """Uniform up to scale·√(6 / (fan in + fan out))."""
-    return _uniform(lambda i, o: scale * math.sqrt(6 / (i + o)), seed, output_rank)
+    make.__doc__ = sentence
+    return make
 
 
-def glorot_normal(
-    scale: float = 1, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
-) -> Initializer:
-    """Normal with deviation scale·√(2 / (fan in + fan out))."""
-    return _normal(lambda i, o: scale * math.sqrt(2 / (i + o)), seed, output_rank)
-
-
-def xavier(
-    scale: float = 1, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
-) -> Initializer:
-    """Uniform up to scale·√(3 / fan in)."""
-    return _uniform(lambda i, o: scale * math.sqrt(3 / i), seed, output_rank)
-
-
-def he_uniform(
-    scale: float = 1, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
-) -> Initializer:
-    """Uniform up to scale·√(6 / fan in)."""
-    return _uniform(lambda i, o: scale * math.sqrt(6 / i), seed, output_rank)
-
-
-def he_normal(
-    scale: float = 1, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
-) -> Initializer:
-    """Normal with deviation scale·√(2 / fan in)."""
-    return _normal(lambda i, o: scale * math.sqrt(2 / i), seed, output_rank)
+glorot_uniform = _by_fans("uniform", lambda i, o: math.sqrt(6 / (i + o)), "Uniform to scale·√(6 / (fan in + fan out)).")
+glorot_normal = _by_fans("normal", lambda i, o: math.sqrt(2 / (i + o)), "Normal by scale·√(2 / (fan in + fan out)).")
+xavier = _by_fans("uniform", lambda i, o: math.sqrt(3 / i), "Uniform up to scale·√(3 / fan in).")
+he_uniform = _by_fans("uniform", lambda i, o: math.sqrt(6 / i), "Uniform up to scale·√(6 / fan in).")
+he_normal = _by_fans("normal", lambda i, o: math.sqrt(2 / i), "Normal with deviation scale·√(2 / fan in).")
+normal = _by_fans("normal", lambda i, o: 1.0, "Normal with the deviation scale.")
 
 
 def uniform(scale: float, seed: int | None = None) -> Initializer:
     """Uniform from -scale to scale."""
-    return _uniform(lambda i, o: scale, seed, 1)
-
-
-def normal(
-    scale: float, output_rank: int = SENTINEL, filter_rank: int = SENTINEL, seed: int | None = None
-) -> Initializer:
-    """Normal with this deviation."""
-    return _normal(lambda i, o: scale, seed, output_rank)
+    return _by_fans("uniform", lambda i, o: 1.0, "")(scale, seed=seed)
 
 
 def truncated_normal(scale: float, seed: int | None = None) -> Initializer:

@@ -20,16 +20,11 @@ def cross_entropy_with_softmax(output_vector: Any, target_vector: Any, axis: int
             return functional.cross_entropy(output, target, reduction="none")[:, None]
         return -(target * output.log_softmax(axis)).sum(axis, keepdim=True)
 
-    def total(output: Tensor, target: Tensor) -> Tensor:
-        if output.dim() == 2 and target.shape == output.shape and axis in (-1, 0):
-            return functional.cross_entropy(output, target, reduction="sum")
-        return loss(output, target).sum()
-
-    return _over_axis("CrossEntropyWithSoftmax", loss, output_vector, target_vector, axis, name, total)
+    return _over_axis("CrossEntropyWithSoftmax", loss, output_vector, target_vector, axis, name)
 
 
-def _over_axis(op: str, fn: Any, output: Any, target: Any, axis: int, name: str, total: Any = None) -> Function:
-    found = elementwise(op, fn, [output, target], name, total=total)
+def _over_axis(op: str, fn: Any, output: Any, target: Any, axis: int, name: str) -> Function:
+    found = elementwise(op, fn, [output, target], name)
     if found.shape:
         found.shape = tuple(1 if k == axis % len(found.shape) else s for k, s in enumerate(found.shape))
     return found

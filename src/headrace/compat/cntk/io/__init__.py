@@ -1,8 +1,7 @@
 """Data by CNTK's names: sources, deserializers, streams."""
 
 from .._native import lookup
-from . import deserializers, memory, sources, streams, text
-from . import transforms as transforms
-from .text import _is_tensor as _is_tensor
+from . import deserializers, memory, sources, streams
+from .streams import _is_tensor as _is_tensor
 
-__getattr__ = lookup("io", deserializers, memory, sources, streams, text)
+__getattr__ = lookup("io", deserializers, memory, sources, streams)

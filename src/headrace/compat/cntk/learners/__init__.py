@@ -1,190 +1,288 @@
-"""Learners by CNTK's names: update rules, and the schedules of their settings."""
+"""Learners by CNTK's names: the update rules, and the functions that make learners of them.
+
+A rule makes a step of the gradients of a minibatch, which are sums over its samples.
+"""
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
+import torch
+from torch import Tensor
 
+from ....errors import ConfigError
 from .._native import hint, lookup
-from . import rules, schedules
+from . import learner, schedules
 from .learner import Learner as Learner
-from .learner import UserLearner as UserLearner
-from .schedules import ParameterSchedule as _Schedule
-from .schedules import inferred as _inferred
+from .learner import Options, default_unit_gain_value, momentum_of
 
-_gain = [True]
-_means = [False]
+Tensors = Sequence[Tensor]
 _VARIANCE = 0.9999986111120757
-__getattr__ = lookup("learners", schedules)
+__getattr__ = lookup("learners", learner, schedules)
 
 
-def default_unit_gain_value() -> bool:
-    """Whether momentum has unit gain where that is not said."""
-    return _gain[0]
+def _scale(tensors: Tensors, factor: float) -> None:
+    if len(tensors) == 1:
+        tensors[0].mul_(factor)
+    else:
+        torch._foreach_mul_(list(tensors), factor)
 
 
-def set_default_unit_gain_value(value: bool) -> None:
-    """Sets whether momentum has unit gain where that is not said."""
-    _gain[0] = bool(value)
+def _add(tensors: Tensors, others: Tensors, factor: float) -> None:
+    """Adds `factor` times the others."""
+    if len(tensors) == 1:
+        tensors[0].add_(others[0], alpha=factor)
+    else:
+        torch._foreach_add_(list(tensors), list(others), alpha=factor)
 
 
-def default_use_mean_gradient_value() -> bool:
-    """Whether gradients are averaged where that is not said."""
-    return _means[0]
+class SGDLearner(Learner):
+    """w -= lr·g."""
+
+    kind = "SGD"
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        _add(weights, gradients, -lr)
 
 
-def set_default_use_mean_gradient_value(value: bool) -> None:
-    """Sets whether gradients are averaged where that is not said."""
-    _means[0] = bool(value)
+class MomentumSGDLearner(Learner):
+    """v = β·v + lr·(1 - β)·g, or lr·g without unit gain; w -= v."""
+
+    kind = "MomentumSGD"
+    keeps: ClassVar[tuple[str, ...]] = ("smoothed",)
+
+    def __init__(self, options: Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None) -> None:
+        super().__init__(options, parameters, lr)
+        self.momentum = options.schedule(momentum)
+        self.unit_gain = default_unit_gain_value() if unit_gain is None else bool(unit_gain)
+
+    def _report(self) -> None:
+        super()._report()
+        self._tell("Momentum", self.momentum)
+
+    def _betas(self, count: int) -> tuple[float, float]:
+        """Momentum of a minibatch of this size, and how much its gradient counts."""
+        beta = momentum_of(self.momentum, self._value(self.momentum), count)
+        return beta, 1 - beta if self.unit_gain else 1.0
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        beta, gain = self._betas(count)
+        velocity = self.kept["smoothed"]
+        _scale(velocity, beta)
+        _add(velocity, gradients, gain * lr)
+        _add(weights, velocity, -1.0)
 
 
-class _Options:
-    """What all learners can be told beside their own settings."""
+class NesterovLearner(MomentumSGDLearner):
+    """v as with momentum; w -= β·v + lr·(1 - β)·g."""
+
+    kind = "Nesterov"
+
+    def _report(self) -> None:
+        Learner._report(self)
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        beta, gain = self._betas(count)
+        velocity = self.kept["smoothed"]
+        _scale(velocity, beta)
+        _add(velocity, gradients, gain * lr)
+        _add(weights, velocity, -beta)
+        _add(weights, gradients, -gain * lr)
+
+
+class FSAdaGradLearner(MomentumSGDLearner):
+    """Gradients over the root of a running mean of their squares, at most ten times as large; with momentum."""
+
+    kind, keeps = "FSAdaGrad", ("squares", "smoothed")
 
     def __init__(
         self,
-        l1_regularization_weight: float = 0.0,
-        l2_regularization_weight: float = 0.0,
-        gaussian_noise_injection_std_dev: Any = 0.0,
-        gradient_clipping_threshold_per_sample: float = np.inf,
-        gradient_clipping_with_truncation: bool = True,
-        use_mean_gradient: bool | None = None,
-        minibatch_size: int | None = None,
-        epoch_size: int | None = None,
+        options: Options,
+        parameters: Any,
+        lr: Any,
+        momentum: Any,
+        unit_gain: Any = None,
+        variance_momentum: Any = None,
     ) -> None:
-        self.mean = _means[0] if use_mean_gradient is None else use_mean_gradient
-        self.size, self.epoch_size = (
-            schedules.IGNORE if minibatch_size is None and self.mean else minibatch_size,
-            epoch_size,
-        )
-        self.named: dict[str, Any] = {
-            "l1_regularization_weight": l1_regularization_weight,
-            "l2_regularization_weight": l2_regularization_weight,
-            "gaussian_noise_injection_std_dev": schedules.training_parameter_schedule(gaussian_noise_injection_std_dev),
-            "gradient_clipping_threshold_per_sample": gradient_clipping_threshold_per_sample,
-            "gradient_clipping_with_truncation": gradient_clipping_with_truncation,
-            "minibatch_size": self.size,
-        }
+        super().__init__(options, parameters, lr, momentum, unit_gain)
+        variance = schedules.momentum_schedule_per_sample(_VARIANCE) if variance_momentum is None else variance_momentum
+        self.variance_momentum = options.schedule(variance)
 
-    def rate(self, lr: Any) -> _Schedule:
-        """The schedule of learning rates."""
-        return _inferred(lr, self.size, self.epoch_size, self.mean)
+    def _report(self) -> None:
+        Learner._report(self)
 
-    def schedule(self, value: Any) -> _Schedule:
-        """The schedule of another setting."""
-        return _inferred(value, self.size, self.epoch_size)
-
-
-_COMMON = list(inspect.signature(_Options).parameters.values())
-_LATE = [each.name for each in _COMMON].index("minibatch_size")  # what adam alone has comes before these
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        beta, gain = self._betas(count)
+        keep = momentum_of(self.variance_momentum, self._value(self.variance_momentum), count)
+        self.smoothed_count = keep * self.smoothed_count + (1 - keep) * count
+        scale = math.sqrt(self.smoothed_count)
+        for w, g, squares, smoothed in zip(
+            weights, gradients, self.kept["squares"], self.kept["smoothed"], strict=True
+        ):
+            squares.mul_(keep).addcmul_(g, g, value=1 - keep)
+            factor = (scale / squares.sqrt()).clamp_(max=10.0)
+            g = g * torch.where(squares != 0, factor, torch.ones_like(factor))
+            if beta > 0:
+                g = smoothed.mul_(beta).add_(g, alpha=gain)
+            w.sub_(g, alpha=lr)
 
 
-def _learner(native: str) -> Callable[[Callable[..., Learner]], Callable[..., Learner]]:
-    """Makes a learner's function of its own settings alone: it takes what all learners take, in CNTK's order."""
+class AdamLearner(FSAdaGradLearner):
+    """Adam, or Adamax, with a momentum that follows the size of the minibatch."""
 
-    def wrap(make: Callable[..., Learner]) -> Callable[..., Learner]:
-        own = list(inspect.signature(make).parameters.values())[1:]
-        late = [each.replace(kind=each.POSITIONAL_OR_KEYWORD) for each in own if each.kind is each.KEYWORD_ONLY]
-        first = [each for each in own if each.kind is not each.KEYWORD_ONLY]
-        signature = inspect.Signature([*first, *_COMMON[:_LATE], *late, *_COMMON[_LATE:]], return_annotation=Learner)
+    kind = "Adam"
 
-        @wraps(make)
-        def learner(*given: Any, **named: Any) -> Learner:
-            hint(make.__name__, native)
-            bound = signature.bind(*given, **named)
-            bound.apply_defaults()
-            options = _Options(**{each.name: bound.arguments.pop(each.name) for each in _COMMON})
-            return make(options, **bound.arguments)
+    def __init__(
+        self,
+        options: Options,
+        parameters: Any,
+        lr: Any,
+        momentum: Any,
+        unit_gain: Any = None,
+        variance_momentum: Any = None,
+        *,
+        epsilon: float = 1e-8,
+        adamax: bool = False,
+    ) -> None:
+        super().__init__(options, parameters, lr, momentum, unit_gain, variance_momentum)
+        if epsilon < 0:
+            raise ConfigError(f"epsilon= is 0 or more, got {epsilon}.")
+        self.epsilon, self.adamax = epsilon, adamax
 
-        learner.__signature__ = signature  # type: ignore[attr-defined]
-        return learner
-
-    return wrap
-
-
-def _gain_of(given: bool | None) -> bool:
-    return _gain[0] if given is None else bool(given)
-
-
-def _variance(given: Any) -> Any:
-    return schedules.momentum_schedule_per_sample(_VARIANCE) if given is None else given
-
-
-@_learner("torch.optim.SGD")
-def sgd(options: _Options, parameters: Any, lr: Any) -> Learner:
-    """Stochastic gradient descent."""
-    return rules.SGDLearner(parameters, options.rate(lr), **options.named)
-
-
-@_learner("torch.optim.SGD(momentum=)")
-def momentum_sgd(options: _Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None) -> Learner:
-    """Gradient descent with momentum."""
-    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain)
-    return rules.MomentumSGDLearner(parameters, *own, **options.named)
-
-
-@_learner("torch.optim.SGD(momentum=, nesterov=True)")
-def nesterov(options: _Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None) -> Learner:
-    """Gradient descent with Nesterov's momentum."""
-    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain)
-    return rules.NesterovLearner(parameters, *own, **options.named)
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        beta, gain = self._betas(count)
+        keep = momentum_of(self.variance_momentum, self._value(self.variance_momentum), count)
+        self.smoothed_count += 1
+        unbiased = 1 / (1 - beta**self.smoothed_count)
+        if not self.adamax:
+            unbiased *= math.sqrt(1 - keep**self.smoothed_count)
+        squares, smoothed, given = self.kept["squares"], self.kept["smoothed"], list(gradients)
+        torch._foreach_mul_(squares, keep)
+        if self.adamax:
+            torch._foreach_maximum_(squares, torch._foreach_abs(given))
+            divisor = torch._foreach_add(squares, self.epsilon)
+        else:
+            torch._foreach_addcmul_(squares, given, given, value=1 - keep)
+            divisor = torch._foreach_sqrt(squares)
+            torch._foreach_add_(divisor, self.epsilon)
+        torch._foreach_mul_(smoothed, beta)
+        torch._foreach_add_(smoothed, given, alpha=gain)
+        torch._foreach_addcdiv_(list(weights), smoothed, divisor, value=-lr * unbiased)
 
 
-@_learner("torch.optim.Adadelta")
-def adadelta(options: _Options, parameters: Any, lr: Any = None, rho: float = 0.95, epsilon: float = 1e-8) -> Learner:
-    """AdaDelta."""
-    lr = schedules.learning_parameter_schedule_per_sample(1) if lr is None else lr
-    return rules.AdaDeltaLearner(parameters, options.rate(lr), rho, epsilon, **options.named)
+class AdaGradLearner(Learner):
+    """Gradients over the root of the sum of their squares; divided by the mean of these factors, by choice."""
+
+    kind, keeps = "AdaGrad", ("squares",)
+
+    def __init__(self, options: Options, parameters: Any, lr: Any, need_ave_multiplier: bool = True) -> None:
+        super().__init__(options, parameters, lr)
+        self.need_ave_multiplier = need_ave_multiplier
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        for w, g, squares in zip(weights, gradients, self.kept["squares"], strict=True):
+            root = squares.addcmul_(g, g).add(1e-16).sqrt_()
+            mean = root.reciprocal().mean() if self.need_ave_multiplier else 1.0
+            w.sub_(lr * (g / root) / mean)
 
 
-@_learner("torch.optim.Adagrad")
-def adagrad(options: _Options, parameters: Any, lr: Any, need_ave_multiplier: bool = True) -> Learner:
-    """AdaGrad."""
-    return rules.AdaGradLearner(parameters, options.rate(lr), need_ave_multiplier, **options.named)
+class RMSPropLearner(Learner):
+    """Gradients over the root of a running mean of squares, times steps that grow while the sign stays."""
+
+    kind, keeps = "RMSProp", ("squares", "signs", "steps")
+
+    def __init__(
+        self,
+        options: Options,
+        parameters: Any,
+        lr: Any,
+        gamma: float,
+        inc: float,
+        dec: float,
+        max: float,
+        min: float,
+        need_ave_multiplier: bool = True,
+    ) -> None:
+        super().__init__(options, parameters, lr)
+        for name, good, wanted in (
+            ("gamma", 0 < gamma < 1, f"between 0 and 1, got {gamma}"),
+            ("inc", inc > 1, f"greater than 1, got {inc}"),
+            ("dec", 0 < dec < 1, f"between 0 and 1, got {dec}"),
+            ("max", max > 0 and max > min, f"greater than 0 and than min, got {max}"),
+            ("min", min > 0, f"greater than 0, got {min}"),
+        ):
+            if not good:
+                raise ConfigError(f"rmsprop: {name}= is {wanted}.")
+        self.gamma, self.inc, self.dec, self.most, self.least = gamma, inc, dec, max, min
+        self.need_ave_multiplier = need_ave_multiplier
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        self.smoothed_count += 1
+        kept = zip(weights, gradients, *(self.kept[name] for name in self.keeps), strict=True)
+        for w, g, squares, signs, steps in kept:
+            if self.smoothed_count == 1:
+                squares.copy_(g * g)
+                steps.fill_(0.02)
+            squares.mul_(self.gamma).addcmul_(g, g, value=1 - self.gamma)
+            sign = g.sign()
+            grown = (steps * self.inc).clamp(max=self.most)
+            shrunk = (steps * self.dec).clamp(min=self.least)
+            steps.copy_(torch.where(signs * sign > 0, grown, shrunk))
+            signs.copy_(sign)
+            factor = steps / (squares + 1e-6).sqrt()
+            mean = factor.mean() if self.need_ave_multiplier else 1.0
+            w.sub_(lr * (g * factor) / mean)
 
 
-@_learner("torch.optim.Adam")
-def fsadagrad(
-    options: _Options, parameters: Any, lr: Any, momentum: Any, unit_gain: Any = None, variance_momentum: Any = None
-) -> Learner:
-    """AdaGrad with a running mean and momentum."""
-    variance = options.schedule(_variance(variance_momentum))
-    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain), variance
-    return rules.FSAdaGradLearner(parameters, *own, **options.named)
+class AdaDeltaLearner(Learner):
+    """Gradients over the root of their running mean of squares, times that of the changes."""
+
+    kind, keeps = "AdaDelta", ("squares", "changes")
+
+    def __init__(
+        self, options: Options, parameters: Any, lr: Any = None, rho: float = 0.95, epsilon: float = 1e-8
+    ) -> None:
+        super().__init__(options, parameters, schedules.learning_parameter_schedule_per_sample(1) if lr is None else lr)
+        self.rho, self.epsilon = rho, epsilon
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        for w, g, squares, changes in zip(weights, gradients, self.kept["squares"], self.kept["changes"], strict=True):
+            squares.mul_(self.rho).addcmul_(g, g, value=1 - self.rho)
+            change = -(changes + self.epsilon).sqrt() / (squares + self.epsilon).sqrt() * g
+            changes.mul_(self.rho).addcmul_(change, change, value=1 - self.rho)
+            w.add_(change, alpha=lr)
 
 
-@_learner("torch.optim.Adam")
-def adam(
-    options: _Options,
-    parameters: Any,
-    lr: Any,
-    momentum: Any,
-    unit_gain: Any = None,
-    variance_momentum: Any = None,
-    *,
-    epsilon: float = 1e-8,
-    adamax: bool = False,
-) -> Learner:
-    """Adam, or Adamax."""
-    variance = options.schedule(_variance(variance_momentum))
-    own = options.rate(lr), options.schedule(momentum), _gain_of(unit_gain), variance
-    return rules.AdamLearner(parameters, *own, epsilon=epsilon, adamax=adamax, **options.named)
+_COMMON = list(inspect.signature(Options).parameters.values())
+_LATE = [each.name for each in _COMMON].index("minibatch_size")  # settings of adam alone come before these
 
 
-@_learner("torch.optim.RMSprop")
-def rmsprop(
-    options: _Options,
-    parameters: Any,
-    lr: Any,
-    gamma: float,
-    inc: float,
-    dec: float,
-    max: float,
-    min: float,
-    need_ave_multiplier: bool = True,
-) -> Learner:
-    """RMSProp with steps that grow and shrink."""
-    own = options.rate(lr), gamma, inc, dec, max, min, need_ave_multiplier
-    return rules.RMSPropLearner(parameters, *own, **options.named)
+def _maker(name: str, rule: type[Learner], native: str) -> Callable[..., Learner]:
+    """The function that makes learners of a rule: it takes the rule's settings and the common ones in CNTK's order."""
+    own = list(inspect.signature(rule).parameters.values())[1:]
+    late = [each.replace(kind=each.POSITIONAL_OR_KEYWORD) for each in own if each.kind is each.KEYWORD_ONLY]
+    first = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+    signature = inspect.Signature([*first, *_COMMON[:_LATE], *late, *_COMMON[_LATE:]], return_annotation=Learner)
+
+    def make(*given: Any, **named: Any) -> Learner:
+        hint(name, native)
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        options = Options(**{each.name: bound.arguments.pop(each.name) for each in _COMMON})
+        return rule(options, **bound.arguments)
+
+    make.__name__, make.__qualname__, make.__doc__ = name, name, rule.__doc__
+    vars(make)["__signature__"] = signature
+    return make
+
+
+sgd = _maker("sgd", SGDLearner, "torch.optim.SGD")
+momentum_sgd = _maker("momentum_sgd", MomentumSGDLearner, "torch.optim.SGD(momentum=)")
+nesterov = _maker("nesterov", NesterovLearner, "torch.optim.SGD(momentum=, nesterov=True)")
+adadelta = _maker("adadelta", AdaDeltaLearner, "torch.optim.Adadelta")
+adagrad = _maker("adagrad", AdaGradLearner, "torch.optim.Adagrad")
+fsadagrad = _maker("fsadagrad", FSAdaGradLearner, "torch.optim.Adam")
+adam = _maker("adam", AdamLearner, "torch.optim.Adam")
+rmsprop = _maker("rmsprop", RMSPropLearner, "torch.optim.RMSprop")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....errors import CheckpointError, ConfigError
 from ..variables import Parameter
-from .schedules import IGNORE, ParameterSchedule
+from .schedules import IGNORE, ParameterSchedule, inferred, training_parameter_schedule
 
 Tensors = Sequence[Tensor]
 
@@ -17,6 +17,53 @@ Tensors = Sequence[Tensor]
 def momentum_of(schedule: ParameterSchedule, value: float, count: int) -> float:
     """The momentum of a minibatch of so many samples."""
     return value if schedule.minibatch_size == IGNORE else value ** (count / schedule.minibatch_size)
+
+
+_defaults = {"unit_gain": True, "mean_gradient": False}
+
+
+def default_unit_gain_value() -> bool:
+    """Whether momentum has unit gain where a learner is not given `unit_gain=`."""
+    return _defaults["unit_gain"]
+
+
+def set_default_unit_gain_value(value: bool) -> None:
+    _defaults["unit_gain"] = bool(value)
+
+
+def default_use_mean_gradient_value() -> bool:
+    """Whether gradients are averaged where a learner is not given `use_mean_gradient=`."""
+    return _defaults["mean_gradient"]
+
+
+def set_default_use_mean_gradient_value(value: bool) -> None:
+    _defaults["mean_gradient"] = bool(value)
+
+
+class Options:
+    """The options that all learners take beside the settings of their rule."""
+
+    def __init__(
+        self,
+        l1_regularization_weight: float = 0.0,
+        l2_regularization_weight: float = 0.0,
+        gaussian_noise_injection_std_dev: Any = 0.0,
+        gradient_clipping_threshold_per_sample: float = np.inf,
+        gradient_clipping_with_truncation: bool = True,
+        use_mean_gradient: bool | None = None,
+        minibatch_size: int | None = None,
+        epoch_size: int | None = None,
+    ) -> None:
+        self.l1, self.l2 = l1_regularization_weight, l2_regularization_weight
+        self.noise = training_parameter_schedule(gaussian_noise_injection_std_dev)
+        self.threshold, self.truncates = gradient_clipping_threshold_per_sample, gradient_clipping_with_truncation
+        self.mean = _defaults["mean_gradient"] if use_mean_gradient is None else use_mean_gradient
+        self.size = IGNORE if minibatch_size is None and self.mean else minibatch_size
+        self.epoch_size = epoch_size
+
+    def schedule(self, value: Any, mean: bool | None = None) -> ParameterSchedule:
+        """The schedule of a setting that is given as a number, a list or a schedule."""
+        return inferred(value, self.size, self.epoch_size, mean)
 
 
 class Learner:
@@ -30,45 +77,29 @@ class Learner:
     keeps: ClassVar[tuple[str, ...]] = ()
     ignored_minibatch_size = IGNORE
 
-    def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        lr_schedule: ParameterSchedule,
-        *,
-        l1_regularization_weight: float = 0.0,
-        l2_regularization_weight: float = 0.0,
-        gaussian_noise_injection_std_dev: Any = 0.0,
-        gradient_clipping_threshold_per_sample: float = np.inf,
-        gradient_clipping_with_truncation: bool = True,
-        minibatch_size: int | None = None,
-    ) -> None:
-        self._parameters = list(parameters)
+    def __init__(self, options: Options, parameters: Sequence[Parameter], lr: Any) -> None:
+        self._parameters = tuple(parameters)
         if not self._parameters:
             raise ConfigError("a learner needs at least one parameter, got none. Is the model applied to an input?")
         if len(set(self._parameters)) < len(self._parameters):
             raise ConfigError("a learner's parameters are listed once each, got one twice.")
         if wrong := [p for p in self._parameters if not isinstance(p, Parameter)]:
             raise ConfigError(f"a learner updates parameters, got {wrong[0]!r}.")
-        self._listed = tuple(self._parameters)
-        self._learning_rate_schedule = lr_schedule
-        self._l1, self._l2 = l1_regularization_weight, l2_regularization_weight
-        self._noise = gaussian_noise_injection_std_dev
-        self._threshold, self._truncates = gradient_clipping_threshold_per_sample, gradient_clipping_with_truncation
-        self._size = minibatch_size
+        self.options, self._size = options, options.size
+        self._learning_rate_schedule = options.schedule(lr, options.mean)
         self.sample_count = self.minibatch_count = self.sweep_count = 0
         self.smoothed_count = 0.0
         self.kept: dict[str, list[Tensor]] = {}
         """What it remembers: a tensor for each parameter."""
         self.writers: list[Any] = []
         self._told: dict[str, float] = {}
-        noise = self._noise
-        self._noisy = any(noise.values) if isinstance(noise, ParameterSchedule) else bool(noise)
+        self._noisy = any(options.noise.values)
         self._noise_seed = int(torch.randint(2**31, ())) if self._noisy else 0
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """What it updates."""
-        return self._listed
+        return self._parameters
 
     @property
     def learning_rate_schedule(self) -> ParameterSchedule:
@@ -95,7 +126,6 @@ class Learner:
         return self._size == IGNORE
 
     def is_compatible_mode(self) -> bool:
-        """Whether it takes gradients as means over the minibatch."""
         return self.means
 
     def create_checkpoint(self) -> dict[str, Any]:
@@ -147,12 +177,12 @@ class Learner:
         samples = 1 if means else count
         if means:
             torch._foreach_div_(gradients, float(count))
-        if self._threshold != np.inf:
-            self._clip(gradients, self._threshold * samples)
-        if self._l2 > 0:
-            torch._foreach_add_(gradients, list(weights), alpha=self._l2 * samples)
+        if self.options.threshold != np.inf:
+            self._clip(gradients, self.options.threshold * samples)
+        if self.options.l2 > 0:
+            torch._foreach_add_(gradients, list(weights), alpha=self.options.l2 * samples)
         self._step(weights, gradients, lr, count)
-        if self._noisy or self._l1 > 0:
+        if self._noisy or self.options.l1 > 0:
             self._after(weights, lr, samples)
 
     def reset_smoothed_gradients(self) -> None:
@@ -204,7 +234,7 @@ class Learner:
         return value * (count / size) if self.means else value / size
 
     def _clip(self, gradients: list[Tensor], most: float) -> None:
-        if self._truncates:
+        if self.options.truncates:
             torch._foreach_clamp_max_(gradients, most)
             torch._foreach_clamp_min_(gradients, -most)
             return
@@ -213,13 +243,13 @@ class Learner:
 
     def _after(self, weights: Tensors, lr: float, samples: int) -> None:
         if self._noisy:
-            noise = self._value(self._noise) if isinstance(self._noise, ParameterSchedule) else float(self._noise)
+            noise = self._value(self.options.noise)
             for w in weights:
                 generator = torch.Generator(w.device).manual_seed(self._noise_seed)
                 self._noise_seed += 1
                 w.add_(torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device), alpha=noise)
-        if self._l1 > 0:
-            edge = lr * self._l1 * samples
+        if self.options.l1 > 0:
+            edge = lr * self.options.l1 * samples
             for w in weights:
                 w.copy_(w.sign() * (w.abs() - edge).clamp(min=0))
 
@@ -243,7 +273,7 @@ class UserLearner(Learner):
     kind = "UserLearner"
 
     def __init__(self, parameters: Sequence[Parameter], lr_schedule: ParameterSchedule, as_numpy: bool = True) -> None:
-        super().__init__(parameters, lr_schedule)
+        super().__init__(Options(), parameters, lr_schedule)
         self.as_numpy = as_numpy
 
     def update(self, gradient_values: Any, training_sample_count: int, is_sweep_end: bool = False) -> bool:

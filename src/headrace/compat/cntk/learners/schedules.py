@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
 from typing import Any
@@ -50,14 +49,8 @@ class ParameterSchedule:
 
     def shifted(self, by: int) -> "ParameterSchedule":
         """The same schedule, beginning later."""
-        found = self.copy()
+        found = self.of_state(self.state_dict())
         found.starts = [0, *(start + by for start in self.starts[1:])]
-        return found
-
-    def copy(self) -> "ParameterSchedule":
-        """A schedule of its own with the same values."""
-        found = ParameterSchedule.__new__(type(self))
-        vars(found).update({k: list(v) if isinstance(v, list) else v for k, v in vars(self).items()})
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,45 +72,38 @@ class MinibatchSizeSchedule(ParameterSchedule):
     """Sizes of minibatches, by samples."""
 
 
-def _checked(schedule: Any, epoch_size: int | None) -> None:
-    if isinstance(schedule, int | float):
-        if epoch_size is not None:
-            warnings.warn(
-                "When providing the schedule as a number, epoch_size is ignored", RuntimeWarning, stacklevel=3
-            )
-    elif not isinstance(schedule, list):
-        raise ValueError(f"schedule must be either a float or a list, not {type(schedule)}")
+def _schedule(values: Any, epoch_size: int | None, size: int | None, explicit: bool = True) -> ParameterSchedule:
+    """A schedule of a number or a list, or the one that is given; `size`: the samples that its values are meant for."""
+    if isinstance(values, ParameterSchedule):
+        return values
+    is_number = isinstance(values, int | float)
+    if not is_number and not isinstance(values, list):
+        raise ValueError(f"schedule must be either a float or a list, not {type(values)}")
+    if is_number and epoch_size is not None:
+        sentence = "When providing the schedule as a number, epoch_size is ignored"
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    found = ParameterSchedule(values, None if is_number else epoch_size, size or IGNORE)
+    found.is_minibatch_size_explicitly_specified = explicit
+    return found
 
 
 def learning_parameter_schedule(
     schedule: Any, minibatch_size: int | None = None, epoch_size: int | None = None
 ) -> ParameterSchedule:
     """Values for minibatches of `minibatch_size` samples, or for any."""
-    if isinstance(schedule, ParameterSchedule):
-        return schedule
-    _checked(schedule, epoch_size)
-    number = isinstance(schedule, int | float)
-    found = ParameterSchedule(schedule, None if number else epoch_size, minibatch_size or IGNORE)
-    found.is_minibatch_size_explicitly_specified = minibatch_size is not None
-    return found
+    return _schedule(schedule, epoch_size, minibatch_size, explicit=minibatch_size is not None)
 
 
 def learning_parameter_schedule_per_sample(schedule: Any, epoch_size: int | None = None) -> ParameterSchedule:
     """Values for each sample."""
-    return learning_parameter_schedule(schedule, minibatch_size=1, epoch_size=epoch_size)
+    return _schedule(schedule, epoch_size, 1)
 
 
 def training_parameter_schedule(
     schedule: Any, unit: Any = UnitType.minibatch, epoch_size: int | None = None
 ) -> ParameterSchedule:
     """Values for each sample, or for each minibatch."""
-    size = 1 if UnitType(unit) is UnitType.sample else IGNORE
-    if isinstance(schedule, ParameterSchedule):
-        schedule.is_minibatch_size_explicitly_specified = True
-        return schedule
-    _checked(schedule, epoch_size)
-    number = isinstance(schedule, int | float)
-    found = ParameterSchedule(schedule, None if number else epoch_size, size)
+    found = _schedule(schedule, epoch_size, 1 if UnitType(unit) is UnitType.sample else IGNORE)
     found.is_minibatch_size_explicitly_specified = True
     return found
 
@@ -136,18 +122,14 @@ def momentum_schedule(
 
 def momentum_schedule_per_sample(momentum: Any, epoch_size: int | None = None) -> ParameterSchedule:
     """Momenta for each sample."""
-    return momentum_schedule(momentum, minibatch_size=1, epoch_size=epoch_size)
+    return _schedule(momentum, epoch_size, 1)
 
 
 def momentum_as_time_constant_schedule(momentum: Any, epoch_size: int | None = None) -> ParameterSchedule:
     """Momenta as the number of samples after which a gradient counts 1/e."""
-    if isinstance(momentum, ParameterSchedule):
-        momentum.is_minibatch_size_explicitly_specified = True
-        return momentum
-    _checked(momentum, epoch_size)
-    number = isinstance(momentum, int | float)
-    found = ParameterSchedule(momentum, None if number else epoch_size, 1)
-    found.values = [math.exp(-1.0 / constant) if constant else 0.0 for constant in found.values]
+    found = _schedule(momentum, epoch_size, 1)
+    if found is not momentum:
+        found.values = [math.exp(-1.0 / constant) if constant else 0.0 for constant in found.values]
     found.is_minibatch_size_explicitly_specified = True
     return found
 
@@ -173,14 +155,9 @@ def inferred(
         listed = isinstance(value, list) and all(isinstance(each, int | float | tuple) for each in value)
         if not isinstance(value, int | float) and not listed:
             raise ValueError(f"a training parameter is a number, a list or a schedule, got {value!r}.")
-        found = learning_parameter_schedule(value, minibatch_size or IGNORE, epoch_size)
-        found.is_minibatch_size_explicitly_specified = True
-        return found
+        return _schedule(value, epoch_size, minibatch_size)
     if not value.is_minibatch_size_explicitly_specified and minibatch_size is not None:
         value.minibatch_size = minibatch_size
     if mean and value.minibatch_size == 1:
         value.minibatch_size = IGNORE
     return value
-
-
-Schedules = Sequence[ParameterSchedule]

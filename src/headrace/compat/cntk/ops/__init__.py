@@ -23,12 +23,7 @@ def combine(*operands: Any, name: str = "") -> Combined:
     return Combined([as_variable(each) for each in listed], name)
 
 
-def as_block(
-    composite: Any,
-    block_arguments_map: Sequence[tuple[Any, Any]],
-    block_op_name: str,
-    block_instance_name: str = "",
-) -> Any:
+def as_block(composite: Any, block_arguments_map: Any, block_op_name: str, block_instance_name: str = "") -> Any:
     """A graph with its placeholders replaced, under a name."""
     made = composite.replaced(dict(block_arguments_map))
     made.name = block_instance_name or made.name
@@ -40,11 +35,9 @@ def _item(x: Variable, key: Any) -> Any:
     keys = key if isinstance(key, tuple) else (key,)
     found: Any = x
     for axis, each in enumerate(keys):
-        if isinstance(each, int):
-            each = type("_", (), {"start": each, "stop": each + 1 or None, "step": 1})
-        if each.start is None and each.stop is None and each.step is None:
-            continue
-        found = tensors.slice(found, axis, each.start or 0, each.stop or 0, each.step or 1)
+        part = each if isinstance(each, slice) else slice(each, each + 1 or None)
+        if part != slice(None):
+            found = tensors.slice(found, axis, part.start or 0, part.stop or 0, part.step)
     return found
 
 

@@ -56,22 +56,11 @@ def aligned(values: Sequence[Any], kinds: Sequence[int]) -> tuple[list[Tensor], 
     return parts, like
 
 
-def elementwise(
-    op: str,
-    fn: Callable[..., Tensor],
-    inputs: Sequence[Any],
-    name: str,
-    modal: bool = False,
-    total: Callable[..., Tensor] | None = None,
-) -> Function:
-    """A node that applies a function to every number.
-
-    `total` computes the sum of its values over a minibatch of tensors, where a training needs nothing else.
-    """
+def elementwise(op: str, fn: Callable[..., Tensor], inputs: Sequence[Any], name: str, modal: bool = False) -> Function:
+    """A node that applies a function to every number."""
 
     def make(*variables: Variable) -> Made:
         kinds = [v.kind for v in variables]
-
         ranks = {None if v.shape is None else len(v.shape) for v in variables if v.kind}
         most = next(iter(ranks)) if len(ranks) == 1 else None
         plain = most is not None and all(v.kind or len(v.shape) <= most for v in variables)
@@ -83,8 +72,6 @@ def elementwise(
             result = fn(*parts, **mode)
             return result if like is None else like.with_values(result)
 
-        if plain:
-            vars(run)["total"] = total
         return run, broadcast([v.shape for v in variables]), axes_of(*variables)
 
     return Function(op, make, inputs, name, modal)
@@ -109,10 +96,6 @@ def _binary(op: str, fn: Callable[..., Tensor], sentence: str) -> Callable[..., 
     return call
 
 
-def _clipped_softplus(x: Tensor) -> Tensor:
-    return functional.softplus(x)
-
-
 plus = _binary("Plus", torch.add, "The sum of its inputs.")
 minus = _binary("Minus", torch.sub, "The difference of its inputs.")
 element_times = _binary("ElementTimes", torch.mul, "The product of its inputs, number by number.")
@@ -129,7 +112,7 @@ cos = _unary("Cos", torch.cos, "The cosine.")
 tanh = _unary("Tanh", torch.tanh, "The hyperbolic tangent.")
 sigmoid = _unary("Sigmoid", torch.sigmoid, "1 / (1 + exp(-x)).")
 relu = _unary("ReLU", torch.relu, "The larger of x and 0.")
-softplus = _unary("Softplus", _clipped_softplus, "log(1 + exp(x)).")
+softplus = _unary("Softplus", functional.softplus, "log(1 + exp(x)).")
 stop_gradient = _unary("StopGradient", Tensor.detach, "The same value, through which no gradient flows.")
 
 

@@ -76,23 +76,9 @@ class Function(Variable):
         """The parameters that it is computed with."""
         return tuple(v for v in ordered([self]) if isinstance(v, Parameter))
 
-    @property
-    def constants(self) -> tuple[Variable, ...]:
-        """The constants that it is computed with."""
-        return tuple(v for v in ordered([self]) if v.is_constant)
-
-    @property
-    def placeholders(self) -> tuple[Variable, ...]:
-        """What is to be replaced yet."""
-        return tuple(v for v in ordered([self]) if v.is_placeholder)
-
-    def find_all_with_name(self, name: str, depth: int = 0) -> list[Variable]:
-        """All nodes of this name."""
-        return [v for v in ordered([self]) if v.name == name]
-
     def find_by_name(self, name: str, depth: int = 0) -> Any:
         """The only node of this name, `None` if there is none."""
-        found = self.find_all_with_name(name)
+        found = [v for v in ordered([self]) if v.name == name]
         if len(found) > 1:
             raise ValueError(f"found {len(found)} nodes with the name '{name}': give each a name of its own.")
         return found[0] if found else None
@@ -157,38 +143,6 @@ class Function(Variable):
             values = plan(feed(plan, arguments, device))
         found = {root: shown(root, value, as_numpy) for root, value in zip(roots, values, strict=True)}
         return found if len(roots) > 1 else found[roots[0]]
-
-    def forward(
-        self,
-        arguments: Any,
-        outputs: Sequence[Variable] | None = None,
-        keep_for_backward: Any = None,
-        device: Any = None,
-        as_numpy: bool = True,
-    ) -> tuple[Any, dict[Variable, Any]]:
-        """What `backward` needs, and the values of its outputs."""
-        roots = list(outputs or self.outputs)
-        plan = Plan(roots)
-        fed = feed(plan, arguments, device, gradients=True)
-        values = plan(fed, training=True)
-        shown_values = {root: shown(root, value, as_numpy) for root, value in zip(roots, values, strict=True)}
-        return (dict(zip(roots, values, strict=True)), fed), shown_values
-
-    def backward(
-        self, state: Any, root_gradients: Any, variables: Iterable[Variable], as_numpy: bool = True
-    ) -> dict[Variable, Any]:
-        """The gradients of what was computed forward, by variables."""
-        values, fed = state
-        if not isinstance(root_gradients, Mapping):
-            root_gradients = {self.outputs[0]: root_gradients}
-        sums = [
-            (numbers_of(values[root]) * torch.as_tensor(gradient).view_as(numbers_of(values[root]))).sum()
-            for root, gradient in root_gradients.items()
-        ]
-        wanted = list(variables)
-        leaves = [leaf_of(v, fed) for v in wanted]
-        found = torch.autograd.grad(torch.stack(sums).sum(), leaves, allow_unused=True, materialize_grads=True)
-        return {v: g.numpy() if as_numpy else g for v, g in zip(wanted, found, strict=True)}
 
     def grad(
         self,

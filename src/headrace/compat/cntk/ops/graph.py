@@ -15,15 +15,15 @@ from ..variables import Parameter, Variable
 
 
 class Plan:
-    """The steps that compute some nodes, in order; the sum of `summed` over the minibatch, where that is quicker."""
+    """The steps that compute some nodes, in order."""
 
-    def __init__(self, roots: Sequence[Variable], summed: Variable | None = None) -> None:
+    def __init__(self, roots: Sequence[Variable]) -> None:
         self.roots = list(roots)
         nodes = ordered(roots)
         place = {node: k for k, node in enumerate(nodes)}
         self.leaves = [(k, v) for k, v in enumerate(nodes) if not v.inputs and v.run is None]
         self._steps = [
-            (k, node.run if node is not summed else _total(node), [place[each] for each in node.inputs], node.modal)
+            (k, node.run, [place[each] for each in node.inputs], node.modal)
             for k, node in enumerate(nodes)
             if node.run is not None
         ]
@@ -45,11 +45,6 @@ class Plan:
             inputs = [values[place] for place in places]
             values[k] = run(*inputs, training=training) if modal else run(*inputs)
         return [values[k] for k in self._roots]
-
-
-def _total(node: Variable) -> Any:
-    """What computes the sum of a node over a minibatch, if there is something; else what computes the node."""
-    return getattr(node.run, "total", None) or node.run
 
 
 def ordered(roots: Sequence[Variable]) -> list[Variable]:

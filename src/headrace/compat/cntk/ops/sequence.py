@@ -1,6 +1,6 @@
-"""Operations along sequences: their items' sum, first and last, shifts, selections."""
+"""Operations along sequences: their items' sum, first and last, shifts, and recurrences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import DataError
 from ..axis import BATCH
-from ..variables import Variable, as_variable, sequence_input_variable
+from ..variables import Input, Variable, as_variable, sequence_input_variable
 from .elementwise import aligned, dense
-from .functions import Function, Made
-from .graph import axes_of
+from .functions import Combined, Function, Made
+from .graph import Plan, axes_of, ordered
 
 input_variable = sequence_input_variable
 input = sequence_input_variable
@@ -26,15 +26,12 @@ def _whole(op: str, fn: Callable[[Ragged], Any], x: Any, name: str) -> Function:
         if variable.kind == 1 and not variable.is_placeholder:
             raise DataError(f"sequence.{op} is given {variable!r}, which has no sequences: it has one value a sample.")
 
-        def run(value: Any) -> Any:
-            return fn(value)
-
-        return run, variable.shape, (BATCH,)
+        return fn, variable.shape, (BATCH,)
 
     return Function(f"Sequence::{op}", make, [x], name)
 
 
-def _at(value: Ragged, places: Tensor) -> Any:
+def _item_at(value: Ragged, places: Tensor) -> Any:
     if bool((value.host_offsets.diff() == 0).any()):
         raise DataError("an empty sequence has no first and no last item. Drop it.")
     if isinstance(value.values, Sparse):
@@ -44,12 +41,12 @@ def _at(value: Ragged, places: Tensor) -> Any:
 
 def last(seq: Any, name: str = "") -> Function:
     """The last item of every sequence."""
-    return _whole("Slice", lambda v: _at(v, v.offsets[1:] - 1), seq, name)
+    return _whole("Slice", lambda v: _item_at(v, v.offsets[1:] - 1), seq, name)
 
 
 def first(seq: Any, name: str = "") -> Function:
     """The first item of every sequence."""
-    return _whole("Slice", lambda v: _at(v, v.offsets[:-1]), seq, name)
+    return _whole("Slice", lambda v: _item_at(v, v.offsets[:-1]), seq, name)
 
 
 def _segments(reduce: str) -> Callable[[Ragged], Tensor]:
@@ -112,28 +109,6 @@ def future_value(x: Any, initial_state: Any = None, time_step: int = 1, name: st
     return shifted(x, initial_state, -time_step, name)
 
 
-def is_first(seq: Any, name: str = "") -> Function:
-    """1 at the first item of every sequence, else 0."""
-    return _marks(seq, lambda v: v.offsets[:-1], name)
-
-
-def _marks(seq: Any, places: Callable[[Ragged], Tensor], name: str) -> Function:
-    def make(variable: Variable) -> Made:
-        def run(value: Ragged) -> Ragged:
-            marks = torch.zeros(value.items, 1, dtype=value.dtype, device=value.device)
-            return value.with_values(marks.index_fill_(0, places(value), 1))
-
-        return run, (1,), variable.dynamic_axes
-
-    return Function("Sequence::IsFirst", make, [seq], name)
-
-
-def _kept(flags: Ragged) -> tuple[Tensor, Tensor]:
-    kept = flags.dense().reshape(flags.items, -1)[:, 0] != 0
-    counts = torch.cat([torch.zeros(1, dtype=torch.int64), kept.long().cumsum(0).cpu()])
-    return kept, counts[flags.host_offsets]
-
-
 def broadcast_as(operand: Any, broadcast_as_operand: Any, name: str = "") -> Function:
     """A value for each sample, repeated along the sequences of another."""
 
@@ -151,18 +126,120 @@ def broadcast_as(operand: Any, broadcast_as_operand: Any, name: str = "") -> Fun
     return Function("Sequence::BroadcastAs", make, [operand, broadcast_as_operand], name)
 
 
-def slice(seq: Any, begin_index: int, end_index: int, name: str = "") -> Function:
-    """The items from begin to end of every sequence; an end of 0 is the last."""
+# --- recurrences ---
 
-    def make(variable: Variable) -> Made:
-        def run(value: Ragged) -> Any:
-            lengths = value.host_offsets.diff()
-            begin = (lengths + begin_index if begin_index < 0 else torch.full_like(lengths, begin_index)).clamp(min=0)
-            end = lengths + end_index if end_index <= 0 else torch.full_like(lengths, end_index)
-            place = torch.arange(value.items) - torch.repeat_interleave(value.host_offsets[:-1], lengths)
-            keep = (place >= begin.repeat_interleave(lengths)) & (place < end.repeat_interleave(lengths))
-            return Ragged(value.dense()[keep], _kept(value.with_values(keep[:, None]))[1])
 
-        return run, variable.shape, variable.dynamic_axes
+def recurrence(
+    step: Callable[..., Any],
+    x: Any,
+    states: Sequence[Any],
+    shapes: Sequence[Any],
+    go_backwards: bool,
+    full: bool,
+    name: str,
+) -> Any:
+    """The outputs of `step(*states, x)` for every item, the states being its outputs for the item before.
 
-    return Function("Sequence::Slice", make, [seq], name)
+    The graph of the step is made once. What it needs from outside are parameters, and values for each sample or item.
+    """
+    item = Input(x.shape, x.dtype, is_sparse=x.is_sparse, dynamic_axes=(BATCH,))
+    starts = [as_variable(state) for state in states]
+    held = [Input(shape, x.dtype, dynamic_axes=(BATCH,)) for shape in shapes]
+    outputs = _outputs(step(*held, item))
+    if any(shape is None for shape in shapes):  # the first graph has shown what the states are
+        held = [Input(output.shape, x.dtype, dynamic_axes=(BATCH,)) for output in outputs[: len(held)]]
+        outputs = _outputs(step(*held, item))
+    own = {item, *held}
+    outer = [v for v in ordered(outputs) if not isinstance(v, Function) and v not in own]
+    plan = Plan(outputs)
+    found = [
+        Function(
+            "Recurrence", _maker(plan, item, held, outer, len(starts), k, go_backwards), [x, *starts, *outer], name
+        )
+        for k in range(len(outputs) if full else 1)
+    ]
+    return found[0] if len(found) == 1 else Combined(found, name)
+
+
+def _outputs(made: Any) -> list[Variable]:
+    listed = made if isinstance(made, tuple | list) else [made]
+    return [each for one in listed for each in getattr(one, "outputs", (one,))]
+
+
+def _maker(
+    plan: Plan, item: Input, held: Sequence[Input], outer: Sequence[Variable], count: int, which: int, backwards: bool
+) -> Callable[..., Made]:
+    def make(x: Variable, *others: Variable) -> Made:
+        kinds = [v.kind for v in others]
+
+        def run(value: Ragged, *rest: Any) -> Ragged:
+            order = torch.argsort(value.host_offsets.diff(), descending=True, stable=True)
+            fixed = [
+                _at_steps(each, kind, order, backwards) for each, kind in zip(rest[count:], kinds[count:], strict=True)
+            ]
+            begins = [
+                _state(each, kind, order, shape)
+                for each, kind, shape in zip(rest, kinds, (h.shape for h in held), strict=False)
+            ]
+            return _walk(plan, value, order, begins, item, held, outer, fixed, which, backwards)
+
+        root = plan.roots[which]
+        return run, root.shape, axes_of(x)
+
+    return make
+
+
+def _walk(
+    plan: Plan,
+    value: Ragged,
+    order: Tensor,
+    states: list[Tensor],
+    item: Input,
+    held: Sequence[Input],
+    outer: Sequence[Variable],
+    fixed: Sequence[Callable[[int, Tensor], Any]],
+    which: int,
+    backwards: bool,
+) -> Ragged:
+    """Item by item; the longest sequences come first, so that those that have ended are the last rows."""
+    lengths = value.host_offsets.diff()[order]
+    begins = value.host_offsets[:-1][order]
+    ends = value.host_offsets[1:][order] - 1
+    items = value.values
+    made: list[Tensor] = []
+    places: list[Tensor] = []
+    for step in range(value.longest):
+        rows = int((lengths > step).sum())
+        place = (ends[:rows] - step) if backwards else (begins[:rows] + step)
+        there = place.to(value.device)
+        now = items.take(place) if isinstance(items, Sparse) else items.index_select(0, there)
+        fed: dict[Variable, Any] = {item: now, **{h: s[:rows] for h, s in zip(held, states, strict=True)}}
+        fed |= {v: at(rows, there) for v, at in zip(outer, fixed, strict=True)}
+        outputs = plan(fed, training=True)
+        states = list(outputs[: len(states)])
+        made.append(outputs[which])
+        places.append(there)
+    if not made:
+        return value.with_values(torch.zeros(0, *(plan.roots[which].shape or ())))
+    back = torch.empty(value.items, dtype=torch.int64, device=value.device)
+    back[torch.cat(places)] = torch.arange(value.items, device=value.device)
+    return value.with_values(torch.cat(made).index_select(0, back))
+
+
+def _at_steps(value: Any, kind: int, order: Tensor, backwards: bool) -> Callable[[int, Tensor], Any]:
+    """What a value from outside is at a step, for so many rows, whose items are at these places."""
+    if kind == 0:
+        return lambda rows, places: value
+    if kind == 1:
+        sorted_rows = dense(value)[order.to(dense(value).device)]
+        return lambda rows, places: sorted_rows[:rows]
+    items = dense(value).values
+    return lambda rows, places: items.index_select(0, places)
+
+
+def _state(value: Any, kind: int, order: Tensor, shape: Any) -> Tensor:
+    """The first state of every sequence, the longest first."""
+    value = dense(value)
+    if kind:
+        return torch.as_tensor(value[order.to(value.device)])
+    return value.expand(len(order), *(shape or value.shape)) if isinstance(value, Tensor) else value

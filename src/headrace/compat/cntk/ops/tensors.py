@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
-from ....errors import DataError
+from ....errors import ConfigError, DataError
 from ..axis import Axis, number_of
 from ..variables import Parameter, Shape, Variable, as_shape
 from .elementwise import aligned, dense
@@ -219,19 +219,15 @@ def transpose(x: Any, perm: Sequence[Any], name: str = "") -> Function:
 
 def slice(x: Any, axis: Any, begin_index: Any, end_index: Any, strides: Any = None, name: str = "") -> Function:
     """A part of every sample: from begin to end on each axis; an end of 0 is the last."""
+    if strides not in (None, 1, [1], (1,)):
+        raise ConfigError(f"slice: strides= other than 1 are not offered, got {strides}.")
     lists = [v if isinstance(v, list | tuple) else [v] for v in (axis, begin_index, end_index)]
-    steps = strides if isinstance(strides, list | tuple) else [strides or 1] * len(lists[0])
 
     def cut(value: Tensor, front: int) -> Tensor:
-        for which, begin, end, step in zip(*lists, steps, strict=True):
+        for which, begin, end in zip(*lists, strict=True):
             place = front + _place(which, value.dim() - front)
-            size = value.shape[place]
-            start, stop = _bounds(int(begin or 0), int(end or 0), size)
-            if step != 1:
-                value = value.index_select(place, torch.arange(start, stop, abs(step), device=value.device))
-                value = value.flip(place) if step < 0 else value
-            else:
-                value = value.narrow(place, start, stop - start)
+            start, stop = _bounds(int(begin or 0), int(end or 0), value.shape[place])
+            value = value.narrow(place, start, stop - start)
         return value
 
     return mapped("Slice", cut, lambda s: tuple(cut(torch.empty(s, device="meta"), 0).shape), x, name)
