@@ -6,7 +6,6 @@ A rule makes a step of the gradients of a minibatch, which are sums over its sam
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, ClassVar
 
 import torch

@@ -1,6 +1,6 @@
 """Operations on variables and functions, by CNTK's names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from .. import variables
