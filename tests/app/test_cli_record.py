@@ -66,9 +66,9 @@ def test_when_and_why_name_the_row_behind_a_loss(run: str, capsys: Any) -> None:
     steps = answer(capsys, "when", run, "--row", POISONED_LATE)["steps"]
     assert steps == hr.Record(run).when(POISONED_LATE)
     assert POISONED_LATE in answer(capsys, "when", run, "--step", steps[-1])["rows"]
-    found = answer(capsys, "why", run, "--step", steps[-1], "--trust", "--out", "why.html")
+    found = answer(capsys, "why", run, "--step", steps[-1], "--trust", "--report")
     assert (found["exact"], found["worst"]) == (True, [POISONED_LATE])
-    assert str(POISONED_LATE) in Path("why.html").read_text()
+    assert str(POISONED_LATE) in Path(run, "report.html").read_text()
     train("runs/guarded", "--guarded")
     noted = hr.Record("runs/guarded").spikes
     found = answer(capsys, "why", "runs/guarded", "--recipe", "poisoned.py")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from headrace.errors import RunError
 from headrace.record.verify import differences
 from headrace.store.checkpoints import Store
 from headrace.store.contents import MODEL, OPTIMIZER
+from headrace.watch.report import write
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model has:UserWarning")
 
@@ -252,8 +254,11 @@ def test_what_would_be_without_the_worst_rows(tmp_path: Path) -> None:
     assert found.losses["with"][0] == pytest.approx(found.loss, rel=1e-5)
     assert found.losses["without"][0] < found.losses["with"][0]
     assert found.norm["without"] < found.norm["with"]
-    found.write(tmp_path / "why.html")
-    assert "share of the loss" in (tmp_path / "why.html").read_text()
+    page = write(tmp_path / "run").read_text()
+    assert "share of the loss" not in page
+    found.write(tmp_path / "run")
+    page = write(tmp_path / "run").read_text()
+    assert f"<summary>step {step}</summary><pre>{escape(str(found))}" in page
 
 
 # --- several workers ------------------------------------------------------------------------------------------

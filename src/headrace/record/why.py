@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,9 @@ from ..data.batch import Batch
 from ..data.reader import Reader
 from ..loss.objective import Objective, Supervised, terms_of
 from ..step.arguments import source_on
-from ..store import rng
+from ..store import disk, rng
+from ..store.named import run_path, url_of
+from ..store.place import WHY
 from ..train.trainer import Trainer
 from ..workers.here import here
 from .replay import advance, replaying
@@ -77,11 +78,16 @@ class Why:
             lines.append(f"gradient norm {self.norm['with']:.6g} with them, {self.norm['without']:.6g} without")
         return "\n".join(lines)
 
-    def write(self, path: str | Path) -> None:
-        """Writes a page."""
-        title = f"step {self.step}"
-        head = f"<!doctype html><meta charset=utf-8><title>{title}</title><h1>Why: {title}</h1>"
-        Path(path).write_text(f"{head}<pre>{escape(str(self))}</pre>", encoding="utf-8")
+    def write(self, run: str | Path) -> None:
+        """Adds this to a run as `why/STEP.txt`, which its report shows."""
+        path = run_path(run) / WHY / f"{self.step}.txt"
+        with disk.failing(f"writing {path}", path):
+            disk.make_dirs(path.parent)
+            disk.write_file(path, f"{self}\n".encode())
+        if (url := url_of(run)) is not None:
+            from ..store.mirror import send  # which needs fsspec
+
+            send(url, path)
 
 
 def explain(record: Record, step: int, trainer: Trainer, train: Any, ahead: int, fit: Mapping[str, Any]) -> Why:

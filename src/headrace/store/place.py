@@ -1,8 +1,9 @@
-"""The names of the directories of checkpoints."""
+"""Names in the directory of a run that are needed without torch: those of checkpoints above all."""
 
 import re
 from dataclasses import dataclass
 
+WHY = "why"  # in a run, a text for each update whose loss was looked into
 STATE = ".mirror.json"  # in the folder of a run of an object store on this machine
 _NAME = re.compile(r"step-(\d{12,18})-(\d{6,12})")
 

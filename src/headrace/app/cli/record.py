@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from .options import Count, UsageError, check_ending
+from .options import Count, UsageError
 from .output import print_result
 
 if TYPE_CHECKING:
@@ -67,24 +67,25 @@ def when(run: str, /, *, step: Count | None = None, row: int | None = None, how:
     return 0
 
 
-def why(run: str, /, *, step: Count | None = None, out: Path | None = None, how: How = PLAINLY) -> int:
+def why(run: str, /, *, step: Count | None = None, report: bool = False, how: How = PLAINLY) -> int:
     """Makes an update again, and shows its loss by rows, and the norms of its gradient.
 
     Args:
         run: the directory of a run
         step: the update (the largest spike that a SpikeGuard has noted)
-        out: write it as a page, too: FILE.html
+        report: add it to the run's report, too
     """
-    if out is not None:
-        check_ending(out, (".html",), "--out")
     record = _record(run)
     step = step or max([(loss - median, at) for at, loss, median in record.spikes], default=(0.0, 0))[1]
     if not step:
         raise UsageError("say --step N: no SpikeGuard has noted a spike in this run.")
     made = how.make(run)
     found = record.why(step, made.trainer, made.train, **made.fit)
-    if out is not None:
-        found.write(out)
+    if report:
+        from ...watch.report import write
+
+        found.write(run)
+        write(run)
     print_result(how.json, {**asdict(found), "exact": found.exact}, str(found))
     return 0 if found.exact is not False else 1
 

@@ -10,7 +10,7 @@ from ...errors import RunError
 from ...store import disk, system
 from ...store.document import COUNTERS, LARGE_BYTES, SMALL_BYTES, Row, read_document, read_row
 from ...store.named import run_path
-from ...store.place import Place
+from ...store.place import WHY, Place
 from ..rows import best_of, by_step, number, was_interrupted
 from ..tensorboard import NEWEST, PICTURES
 
@@ -50,6 +50,8 @@ class RunContents:
     """What it goes on from, as "runs/a@600", the nearest first, and what that run has reported from that step on."""
     picture: bytes | None = None
     """What the model said about some images, a PNG."""
+    causes: list[tuple[int, str]] = field(default_factory=list)
+    """Steps whose loss was looked into, and what was found: see `Why.write`."""
     running: bool = False
     missing: list[str] = field(default_factory=list)
     """What should be there and is not, or cannot be read, in sentences."""
@@ -102,6 +104,7 @@ def read(path: Path) -> RunContents:
     found.best = _part(found, "best/best.json", _json)
     found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
     found.picture = _part(found, f"{PICTURES}/{NEWEST}", _png) or None
+    found.causes = _part(found, WHY, _causes) or []
     found.running = _is_held(path / "lock")
     return found
 
@@ -209,6 +212,12 @@ def _log(path: Path) -> list[tuple[str, str]]:
     """Lines with their time, which the run has put before each; a line without belongs to the one before."""
     lines = disk.read_file(path, LARGE_BYTES).decode(errors="replace").splitlines()
     return [(line[:19], line[20:]) if line[:4].isdigit() and line[10:11] == " " else ("", line) for line in lines]
+
+
+def _causes(folder: Path) -> list[tuple[int, str]]:
+    """The texts that a `Why` has written, by step."""
+    files = {int(path.stem): path for path in folder.iterdir() if path.suffix == ".txt" and path.stem.isdecimal()}
+    return [(step, disk.read_file(path, SMALL_BYTES).decode(errors="replace")) for step, path in sorted(files.items())]
 
 
 def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
