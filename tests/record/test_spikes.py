@@ -1,15 +1,14 @@
 """Losses far above those before them are noted, left out, or gone back from; also by trainings that are killed."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.forked import hear, start, tell
 from kit.recorded import EPOCHS, ROWS, columns, make, same, state
 from kit.recorded import POISONED_LATE as POISONED
 
@@ -24,11 +23,17 @@ pytestmark = [
 
 
 def fit(
-    path: Path | None, action: str, data: Any = None, kind: str = "noisy", **options: Any
+    path: Path | None,
+    action: str,
+    data: Any = None,
+    kind: str = "noisy",
+    every: str = "7 steps",
+    callbacks: Sequence[hr.Callback] = (),
+    **options: Any,
 ) -> tuple[hr.Trainer, hr.SpikeGuard]:
     trainer, guard = make(kind), hr.SpikeGuard(factor=2, window=6, action=action)
-    run = None if path is None else hr.Run(path, every="7 steps", keep="all")
-    settings = {"epochs": EPOCHS, "progress": False, "callbacks": [guard], "run": run, **options}
+    run = None if path is None else hr.Run(path, every=every, keep="all")
+    settings = {"epochs": EPOCHS, "progress": False, "callbacks": [guard, *callbacks], "run": run, **options}
     trainer.fit(columns(POISONED) if data is None else data, **settings)
     return trainer, guard
 
@@ -92,53 +97,36 @@ def test_going_back_ends_as_a_training_from_the_checkpoint_without_the_rows(kind
     assert not same(state(trainer), state(with_row)), "the control"
 
 
-PROGRAM = """
-import sys, warnings
-import torch
-from kit.recorded import EPOCHS, columns, make
-from kit.recorded import POISONED_LATE as POISONED
-import headrace as hr
+def train_and_tell(run: str, action: str) -> None:
+    """In a process of its own: waits after some steps until it is killed."""
+    warnings.simplefilter("ignore")
 
-class Slow(hr.Callback):
-    def on_step_end(self, info):
-        import time
-        time.sleep(0.02)
+    def stop(info: hr.Info) -> None:
+        if info.step in (9, 17, 25) and not (mark := Path(run + f".{info.step}")).exists():
+            mark.touch()
+            tell(f"step {info.step}")
+            hear()
 
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-run, action = sys.argv[1:]
-guard = hr.SpikeGuard(factor=2, window=6, action=action)
-trainer = make("noisy")
-kept = hr.Run(run, every="3 steps", keep="all", logs=False)
-trainer.fit(columns(POISONED), epochs=EPOCHS, progress=False, callbacks=[guard, Slow()], run=kept)
-"""
+    fit(Path(run), action, every="3 steps", callbacks=[hr.Lambda(on_step_end=stop)])
 
 
 @pytest.mark.slow
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_training_that_is_killed_decides_the_same(action: str, tmp_path: Path) -> None:
-    undisturbed, guard = fit(tmp_path / "calm", action)
+    undisturbed, guard = fit(tmp_path / "calm", action, every="3 steps")
     assert guard.spikes
     run = tmp_path / "run"
-    command = [sys.executable, "-c", PROGRAM, str(run), action]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        process, seen = subprocess.Popen(command, env=environment), newest(run)
-        deadline = time.monotonic() + 120
-        while newest(run) < seen + 6 and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.send_signal(end)
-        assert process.wait(60) in (-signal.SIGKILL, 143), "it was to be ended before its end"
-    assert subprocess.run(command, env=environment, timeout=120).returncode == 0
+    for step in (9, 17, 25):
+        with start(train_and_tell, tmp_path, run, action) as child:
+            child.until(f"step {step}")
+            child.kill()
+            assert child.ending() == -signal.SIGKILL
+    with start(train_and_tell, tmp_path, run, action) as child:
+        assert child.ending() == 0, child.output
     record, found = hr.Record(run), make("noisy")
     assert record.spikes == guard.spikes
     record.at(record.steps, found, columns(POISONED), callbacks=[hr.SpikeGuard(2, 6, action)])
     assert same(state(found), state(undisturbed))
-
-
-def newest(run: Path) -> int:
-    return max((int(each.name.split("-")[1]) for each in run.glob("checkpoints/step-*")), default=0)
 
 
 @pytest.mark.parametrize(

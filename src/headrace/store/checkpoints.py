@@ -203,7 +203,7 @@ class Store:
         assert place is not None
         made_by = {"headrace": __version__, "torch": torch.__version__}
         manifest = Manifest(self._run_id or "", place.step, workers, tuple(written), made_by).to_bytes()
-        write_file(directory / MANIFEST, iter([manifest]))
+        write_file(directory / MANIFEST, lambda: iter([manifest]))
         disk.sync_dir(directory)
         disk.sync_dir(self.path)
         disk.write_file(directory / COMMIT, hashlib.sha256(manifest).hexdigest().encode() + b"\n")

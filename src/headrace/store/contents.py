@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from . import disk, system
 from .codec import dtype_name, from_json, parse_tensors, tensor_pieces, to_json
 from .shape import ANY, COUNT, DICT, TEXT, check, each
 from .shards import LAYOUT, SHARD, WHOLE, RowPart, place_of, read, shard_file
+from .snapshot import beside
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
@@ -38,6 +40,8 @@ _MANIFEST = {
 }
 
 
+Pieces = Callable[[], Iterator[disk.Bytes]]
+"""Gives the bytes of a file, piece by piece, as often as they are needed."""
 Specs = dict[str, tuple[str, list[int]]]
 """The dtype and the shape of every tensor of a file, by name."""
 
@@ -76,12 +80,12 @@ class Contents:
             raise CorruptError(f"{self.where(file)} is missing.")
         return self.tensors[file]
 
-    def files(self) -> Iterator[tuple[str, Iterator[bytes | memoryview]]]:
+    def files(self) -> Iterator[tuple[str, Pieces]]:
         """Every file and its bytes, piece by piece."""
         for name, tensors in self.tensors.items():
-            yield name, tensor_pieces(name, tensors)
+            yield name, partial(tensor_pieces, name, tensors)
         for name, document in self.documents.items():
-            yield name, iter([to_json(document)])
+            yield name, partial(iter, [to_json(document)])
 
 
 def divided(contents: Contents, part: RowPart, leads: bool) -> Contents:
@@ -136,16 +140,22 @@ def write_files(directory: Path, contents: Contents) -> list[Written]:
     return written
 
 
-def write_file(path: Path, pieces: Iterator[bytes | memoryview]) -> tuple[int, str]:
+def write_file(path: Path, pieces: Pieces) -> tuple[int, str]:
     """Writes a new file and makes certain that it is on the disk: its length and its sha256."""
-    digest, size = hashlib.sha256(), 0
     with disk.File(path, new=True) as file:
-        for block in disk.blocks(pieces):
+        sha256, size = beside(partial(_sha256, pieces)), 0  # while the disk is waited for
+        for block in disk.blocks(pieces()):
             file.write(block)
-            digest.update(block)
             size += len(block)
         file.sync()
-    return size, digest.hexdigest()
+    return size, sha256()
+
+
+def _sha256(pieces: Pieces) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces():
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 class Opened:

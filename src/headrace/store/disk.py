@@ -20,7 +20,7 @@ from . import system
 
 Result = TypeVar("Result")
 Bytes = bytes | memoryview
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 16 << 20  # a disk is busy with one block at a time: small ones leave it waiting
 
 
 class NotRegularError(OSError):

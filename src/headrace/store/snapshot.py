@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 
 Name = TypeVar("Name", bound=Hashable)
+Result = TypeVar("Result")
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 SLOW_S = 60.0  # that a write is waited for before whoever looks on is told what the training waits for
 WHOLE_SHARE = 0.5  # of a storage that has to be wanted for it to be copied in one go
@@ -114,6 +116,23 @@ class Saver:
             write()
         except BaseException as error:
             self._failure = error
+
+
+def beside(call: Callable[[], Result]) -> Callable[[], Result]:
+    """Makes a call in a thread; what is returned waits for its result. An interpreter that ends makes it at once."""
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="headrace-hash", daemon=True).start()
+    except RuntimeError:  # it starts no threads any more
+        run()
+    return done.result
 
 
 class _Rooms:
