@@ -18,7 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 
 # The time of an example depends on the machine, so that none has a deadline.
 settings.register_profile("quick", deadline=None, max_examples=12, derandomize=True)
-settings.register_profile("every", deadline=None, max_examples=200)
+settings.register_profile("every", deadline=None, max_examples=200)  # scripts/test gives it the seed of the date
 settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
 DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
@@ -57,9 +57,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts slow files first, and marks two thirds of the tests that take turns as slow."""
+    """Starts slow files first, so that no process is left with one at the end."""
     for item in items:
-        if item.get_closest_marker("takes_turns") and not sampled.is_quick(item.nodeid, of=3):
+        if item.get_closest_marker("takes_turns"):
             item.add_marker(pytest.mark.slow)
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: (not _is_of_ray(item.path), item.path not in long))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.ctf_files import NAMES, STREAMS, plain, valid
 from kit.ctf_reference import reference
-from kit.sampled import sampled
+from kit.sampled import seeds
 
 from headrace.data.batch import Stream
 from headrace.data.ragged import Ragged
@@ -233,7 +233,7 @@ def opened(data: bytes, path: Path, monkeypatch: Any, size: int, window: int, **
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("seed", sampled(range(40), keep=[1, 3], of=8))
+@pytest.mark.parametrize("seed", seeds(7, nightly=40))
 def test_a_file_cut_anywhere_has_the_rows_of_the_plain_parser(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     random = Random(seed)
     data = valid(random, random.randrange(1, 15), ids=random.random() < 0.8)

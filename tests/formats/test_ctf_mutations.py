@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit.ctf_files import NAMES, STREAMS, plain, spoilt, valid
 from kit.ctf_reference import Outcome, reference
-from kit.sampled import sampled
+from kit.sampled import sampled, seeds
 
 from headrace.errors import HeadraceError
 from headrace.formats.ctf import build
@@ -95,10 +95,10 @@ def no_disk(monkeypatch: Any) -> None:
 
 @pytest.mark.takes_turns
 def test_a_changed_file_is_an_error_on_the_right_line_or_the_right_rows(tmp_path: Path, monkeypatch: Any) -> None:
-    seeds = sampled(range(300), of=6)
-    outcomes = survey(seeds, tmp_path, monkeypatch)
+    chosen = seeds(50, nightly=300)
+    outcomes = survey(chosen, tmp_path, monkeypatch)
     noticed = "hardly a change was noticed, or each was: are they made?"
-    assert min(outcomes["line"], outcomes["rows"]) > len(seeds) / 6, noticed
+    assert min(outcomes["line"], outcomes["rows"]) > len(chosen) / 6, noticed
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kit.fault_harness import RUN, recommit, scratch
-from kit.sampled import sampled
+from kit.sampled import seeds
 
 from headrace.errors import HeadraceError
 from headrace.store.checkpoints import Store
@@ -20,7 +20,7 @@ from headrace.store.codec import decode, encode
 from headrace.store.contents import Contents
 
 STEP, LIMIT_S = 1, 1.0
-SEEDS = sampled(range(2000), of=10)
+SEEDS = seeds(200, nightly=2000)
 COUNT = len(SEEDS)
 
 

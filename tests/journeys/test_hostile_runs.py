@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from kit.fault_harness import scratch
-from kit.sampled import sampled
+from kit.sampled import sampled, seeds
 from torch import nn
 
 import headrace as hr
@@ -260,8 +260,8 @@ def test_what_a_document_holds_is_used_or_refused_in_a_sentence(made: tuple[str,
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_whatever_a_document_holds_it_is_used_or_refused_in_a_sentence(made: tuple[str, Path]) -> None:
-    seeds = sampled(range(600), of=15)
-    assert survey(*made, seeds) > len(seeds) / 3, "hardly a change was noticed: is it made?"
+    chosen = seeds(40, nightly=600)
+    assert survey(*made, chosen) > len(chosen) / 3, "hardly a change was noticed: is it made?"
 
 
 def survey(kind: str, whole: Path, seeds: Iterable[int]) -> int:

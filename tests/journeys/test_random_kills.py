@@ -10,7 +10,7 @@ import pytest
 import torch
 from kit import trainees
 from kit.forked import start, tell
-from kit.sampled import sampled
+from kit.sampled import seeds
 
 import headrace as hr
 from headrace.app.cli import main
@@ -63,7 +63,7 @@ def killed(run: Path, random: Random) -> bool:
         return not through
 
 
-@pytest.mark.parametrize("seed", sampled(range(40), keep=[0], of=20))
+@pytest.mark.parametrize("seed", seeds(3, nightly=40))
 def test_a_training_killed_at_any_moment_ends_as_the_one_that_never_was(seed: int, tmp_path: Path) -> None:
     run, random, kills = tmp_path / "run", Random(seed), 0
     while kills < KILLS and killed(run, random):

@@ -1,13 +1,15 @@
-"""Chooses which cases of a long list run every day: a fixed share of them. The nightly run has them all."""
+"""Chooses which cases of long lists run every day: always the same ones. The nightly run has them all, and new ones."""
 
 import os
 import random
-import zlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
 EVERY = "HEADRACE_TESTS_EVERY"
-"""The environment variable that makes every case run; `scripts/test --nightly` sets it."""
+"""The environment variable that makes every case run; its value is the date that new cases belong to.
+
+`scripts/test --nightly` sets it to today's, and `scripts/test --nightly 20260131` repeats the cases of that night.
+"""
 
 
 def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int) -> list[Any]:
@@ -25,6 +27,7 @@ def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int) -> lis
     return [cases[n] for n in sorted([*kept, *others[::of]])]
 
 
-def is_quick(name: str, *, of: int) -> bool:
-    """Whether this test is one of the share, one in `of`, that the quick tier runs."""
-    return zlib.crc32(name.encode()) % of == 0
+def seeds(count: int, *, nightly: int) -> range:
+    """Returns numbers that cases are drawn with: the first `count`; nightly, as many as that of the date's own."""
+    first = 10_000 * int(os.environ.get(EVERY, "0"))
+    return range(first, first + (nightly if first else count))
