@@ -17,7 +17,16 @@ import headrace
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-LONG = ("guarantees.md", "tune.md", "report.md", "strategies.md", "index.md", "callbacks.md", "how_it_works.md")
+LONG = (
+    "guarantees.md",
+    "tune.md",
+    "report.md",
+    "strategies.md",
+    "index.md",
+    "callbacks.md",
+    "how_it_works.md",
+    "fine_tune.md",
+)
 
 
 def programs(page: Path) -> list[tuple[int, str]]:
@@ -35,6 +44,7 @@ def marked(page: Path) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.* natively :DeprecationWarning")  # hints of the dialects
 @pytest.mark.filterwarnings("ignore:SpikeGuard:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft, of transformers
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES if programs(page)])
 def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,7 +149,11 @@ def test_links_of_the_readme_to_the_repository_lead_to_files() -> None:
 
 
 def test_the_loop_that_is_compared_gives_the_weights_of_fit() -> None:
-    (loop,) = (program for _, program in programs(ROOT / "docs" / "how_it_works.md") if "def raw_loop" in program)
+    (loop,) = (
+        program
+        for _, program in programs(ROOT / "docs" / "how_it_works.md", "fine_tune.md")
+        if "def raw_loop" in program
+    )
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
     exec(loop, names)
     x, y = torch.randn(300, 20), torch.randint(0, 3, (300,))
