@@ -31,7 +31,7 @@ def classifier(pretrained: str, length: int) -> Any:
 
 
 def groups(model: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
-    """The parameters that are trained, layer by layer: the last learns at `lr`, each one before at `decay` times that."""
+    """The trained parameters, layer by layer: the last learns at `lr`, each one before at `decay` times that."""
     layers: dict[int, list[nn.Parameter]] = {}
     depth = 1 + max(int(part) for name, _ in model.named_parameters() for part in name.split(".") if part.isdigit())
     for name, param in model.named_parameters():
@@ -48,7 +48,7 @@ def fine_tune(
     """Trains a model to say which of two modules a line of Python is from.
 
     Args:
-        pretrained: a directory that `save_pretrained` has written, or a name on the hub; empty for a model from scratch.
+        pretrained: a directory that `save_pretrained` has written, or a name on the hub; empty: from scratch.
         lora: rank of adapters in the attention, beside a frozen model; with 0 all parameters are trained.
         lr: learning rate of the last layers.
         decay: factor of the rate from each layer to the one before it.
