@@ -124,16 +124,20 @@ def test_training_leaves_the_module_in_train_mode_and_validation_in_eval_mode() 
     assert not model.training
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_batch_handled_by_hand_leaves_the_module_in_the_mode_that_it_is_in(alone: bool) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_handled_by_hand_leaves_the_module_in_the_mode_that_it_is_in(workers: int) -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), linear()).eval()
-    handler = trainer(model)
     with torch.no_grad():
         wanted = nn.functional.cross_entropy(model(torch.from_numpy(X)), torch.from_numpy(Y).long())
-    handler._prepare([["s0"], ["s1"]])
-    handler._alone = alone  # else as with other workers, or on a GPU
-    handler.handleBatch([X, Y], 0, None)
-    assert handler.cost.getError() == pytest.approx(wanted.item(), abs=1e-6)
+
+    def handle(model: nn.Module) -> None:
+        handler = trainer(model)
+        handler.handleBatch([X, Y], 0, None)
+        errors.append(handler.cost.getError())
+
+    errors: list[float] = []
+    hr.launch(handle, model, workers=workers)
+    assert errors == pytest.approx([wanted.item()] * workers, abs=1e-6)
     assert not any(each.training for each in model.modules())
     assert not model[0].running_mean.any()
     assert not torch.equal(model[2].weight, linear().weight)
@@ -228,16 +232,13 @@ def test_every_cost_reports_what_its_formula_gives() -> None:
     labels = torch.tensor([0, 2, 1, 1, 0], dtype=torch.int32)
     signs = torch.where(torch.randn(5, 3) > 0, 1, -1).int()
     one_of = 2 * nn.functional.one_hot(labels.long(), 3) - 1
-    soft, wanted = scores.softmax(1), target.softmax(1)
     cases: list[tuple[pl.Cost, Tensor, Tensor, Tensor]] = [
         (pl.MSE(), scores, target, (scores - target).square().mean() / 2),
         (pl.Abs(), scores, target, (scores - target).abs().mean()),
         (pl.SmoothL1(), scores, target, nn.functional.smooth_l1_loss(scores, target)),
-        (pl.Hinge(), scores, signs, (1 - scores * signs).clamp(min=0).mean()),
         (pl.CrossEntropy(), scores, labels, nn.functional.cross_entropy(scores, labels.long())),
         (pl.SVM(), scores, labels, (1 - scores * one_of).clamp(min=0).mean()),
         (pl.SVM("l2"), scores, labels, (1 - scores * one_of).clamp(min=0).square().mean()),
-        (pl.KLDivergence(normTarget=True), scores, target, (wanted * (wanted / soft).log()).sum() / 5),
         (
             pl.BCE(),
             scores,
@@ -318,26 +319,9 @@ def rmsprop(g: float, rate: float, s: dict[str, float]) -> float:
     return float(rate * g / (np.sqrt(s["v"]) + 1e-5))
 
 
-def graves(g: float, rate: float, s: dict[str, float]) -> float:
-    s["m"] = 0.95 * s.get("m", 0.0) + 0.05 * g
-    s["v"] = 0.95 * s.get("v", 0.0) + 0.05 * g * g
-    s["d"] = 0.9 * s.get("d", 0.0) + rate * g / np.sqrt(s["v"] - s["m"] ** 2 + 1e-4)
-    return float(s["d"])
-
-
 def adagrad(g: float, rate: float, s: dict[str, float]) -> float:
     s["h"] = s.get("h", 0.0) + g * g
     return float(rate * g / (np.sqrt(s["h"]) + 1e-8))
-
-
-def smorms3(g: float, rate: float, s: dict[str, float]) -> float:
-    memory = s.get("mem", 1.0)
-    share = 1 / (1 + memory)
-    s["m"] = (1 - share) * s.get("m", 0.0) + share * g
-    s["v"] = (1 - share) * s.get("v", 0.0) + share * g * g
-    alike = s["m"] ** 2 / (s["v"] + 1e-16)
-    s["mem"] = 1 + memory * (1 - alike)
-    return float(g * min(rate, alike) / (np.sqrt(s["v"]) + 1e-16))
 
 
 GRADIENTS, RATES = [0.5, -0.2, 0.9, 0.4], [0.1, 0.1, 0.02, 0.05]
@@ -351,16 +335,14 @@ GRADIENTS, RATES = [0.5, -0.2, 0.9, 0.4], [0.1, 0.1, 0.02, 0.05]
         (pl.NesterovSGD, nesterov),
         (pl.Adam, adam),
         (pl.RMSProp, rmsprop),
-        (pl.RMSPropGraves, graves),
         (pl.AdaGrad, adagrad),
-        (pl.SMORMS3, smorms3),
     ],
 )
 def test_an_optimizer_follows_its_rule_also_when_the_rate_changes(optimizer: Any, rule: Any) -> None:
     assert steps_of(optimizer(), GRADIENTS, RATES) == pytest.approx(by_hand(rule, GRADIENTS, RATES), rel=1e-4)
 
 
-@pytest.mark.parametrize("make", [pl.NesterovSGD, pl.Adam, pl.RMSPropGraves, pl.SMORMS3])
+@pytest.mark.parametrize("make", [pl.NesterovSGD, pl.Adam])
 def test_a_trainer_updates_as_a_loop_by_hand_does(make: Any) -> None:
     model, twin = (
         nn.Sequential(linear(), nn.Tanh(), nn.Linear(3, 3)),
@@ -469,10 +451,6 @@ def test_several_costs_give_lists_of_errors_and_gradients() -> None:
     apart = pred - target
     assert errors == pytest.approx([apart.square().mean().item() / 2, apart.abs().mean().item()])
     torch.testing.assert_close(grads[0], (target - pred) / 40)
-    first, second = torch.rand(2, 6, 3)
-    error, (left, right) = pl.L1Hinge()([first, second], torch.ones(6, dtype=torch.int32))
-    assert error == pytest.approx((first - second).abs().mean().item())
-    torch.testing.assert_close(left, -right)
 
 
 def test_settings_of_an_optimizer_may_change_between_two_batches_and_it_counts_its_updates() -> None:

@@ -130,13 +130,6 @@ class SmoothL1(_Elementwise):
         return F.smooth_l1_loss(pred, target, reduction="none")
 
 
-class Hinge(_Elementwise):
-    """max(0, 1 − label · score), labels −1 and 1; a mean over elements."""
-
-    def each(self, pred: Tensor, target: Tensor) -> Tensor:
-        return (1 - pred * target).clamp_min(0)
-
-
 class BCE(Cost):
     """Binary cross entropy of scores; labels 0 and 1. A validation counts the wrong answers."""
 
@@ -203,33 +196,6 @@ class SVM(CrossEntropy):
         return total, total
 
 
-class KLDivergence(Cost):
-    """Σ target · (log target − log softmax(scores)); `normTarget` takes the softmax of the target first."""
-
-    def __init__(self, maxlabels: int | None = None, normTarget: bool = False) -> None:
-        super().__init__()
-        self.maxlabels, self.normTarget = maxlabels, normTarget
-
-    def errors(self, pred: Any, target: Any) -> tuple[Tensor, Tensor]:
-        wanted = target.flatten(1).softmax(1) if self.normTarget else target.flatten(1)
-        total = F.kl_div(pred.flatten(1).log_softmax(1), wanted, reduction="sum")
-        return total, total
-
-
-class L1Hinge(Cost):
-    """The mean distance of a pair where the label is 1, and how far it is below 1 where it is 0."""
-
-    def errors(self, pred: Any, target: Any) -> tuple[Tensor, Tensor]:
-        apart = (pred[0] - pred[1]).abs()
-        alike = (target == 1).unsqueeze(1)
-        total = torch.where(alike, apart, (1 - apart).clamp_min(0)).sum() / pred[0].shape[1]
-        return total, total
-
-    def calcVal(self, pred: Any, target: Any) -> Any:
-        distance = (pred[0] - pred[1]).abs().mean(1)
-        return ((distance <= 1) != (target == 1)).float().mean()
-
-
 class Multi(Cost):
     """Several costs, one for each of what the module returns; errors are lists."""
 
@@ -275,7 +241,7 @@ def by_name(cost: Any) -> Cost:
     """A cost, or the one of this name."""
     if isinstance(cost, Cost):
         return cost
-    kinds = (BCE, SVM, Abs, CrossEntropy, Hinge, KLDivergence, L1Hinge, MSE, SmoothL1)
+    kinds = (BCE, SVM, Abs, CrossEntropy, MSE, SmoothL1)
     known: dict[str, Callable[[], Cost]] = {kind.__name__.lower(): kind for kind in kinds}
     names = ", ".join(kind.__name__ for kind in kinds)
     if not isinstance(cost, str):
@@ -284,7 +250,7 @@ def by_name(cost: Any) -> Cost:
             f"Known: {names}. Losses of torch are for hr.Trainer."
         )
     if cost.lower() not in known:
-        raise DataError(f"there is no cost {cost!r}. Known: {names}.")
+        raise DataError(f"there is no cost {cost!r}. Known: {names}. Others derive from Cost, and give errors().")
     return known[cost.lower()]()
 
 

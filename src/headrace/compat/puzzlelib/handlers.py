@@ -32,6 +32,8 @@ class Handler:
 
     def __init__(self, mod: nn.Module, onBatchFinish: Finish | None = None, batchsize: int = 128) -> None:
         self.module, self.onBatchFinish, self.batchsize = mod, onBatchFinish, batchsize
+        self._together: dict[str, Any] | None = None
+        """The data whose batches follow one another without a call of the user's code between them."""
         self.currBatch = self.totalBatches = self.currMacroBatch = self.totalMacroBatches = 0
         hint(f"puzzlelib.{type(self).__name__}", "hr.Trainer with fit, validate and predict")
 
@@ -58,14 +60,19 @@ class Handler:
         """Batches of data that are on the device go through `handleBatch`."""
         self.totalBatches = self._blocks_of(data, self.batchsize, "batchsize")
         data = self.sliceData(data, 0, self.getDataSize(data), self._to_device)
-        handle, reset = self._one_by_one(data, state), getattr(self.module, "reset", None)
+        reset = getattr(self.module, "reset", None)
+        watched = (
+            self.onBatchFinish or callable(reset) or type(self).__module__ != __name__ or "handleBatch" in vars(self)
+        )
+        self._together = None if watched else {"data": data}
         for k, n in enumerate(_order(self.totalBatches, random)):
             self.currBatch = k + 1
-            handle(n)
+            self.handleBatch(self.sliceData(data, n, self.batchsize, lambda part: part), n, state)
             if callable(reset):
                 reset()
             if self.onBatchFinish:
                 self.onBatchFinish(self)
+        self._together = None
 
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} is to say what it does with a batch: handleBatch.")
@@ -106,10 +113,6 @@ class Handler:
             )
         return -(-sizes[0] // int(size))
 
-    def _one_by_one(self, data: Any, state: Any) -> Callable[[int], None]:
-        """What handles batch `n` of data."""
-        return lambda n: self.handleBatch(self.sliceData(data, n, self.batchsize, lambda part: part), n, state)
-
     def _to_device(self, part: Any) -> Tensor:
         param = next(self.module.parameters(), None)
         return torch.as_tensor(part, device=None if param is None else param.device)
@@ -126,7 +129,7 @@ class Trainer(Handler):
         self.optimizer: Optimizer = optimizers.by_name(optimizer)
         self._parts: Any = None
         self._native: Any = None
-        self._alone = True  # whether there are neither other workers nor a device that works by itself
+        self._prepared: Any = None
 
     def trainFromHost(
         self,
@@ -148,36 +151,14 @@ class Trainer(Handler):
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         """One update, in the mode that the module is in; the error is that of before it."""
         leaves: dict[str, Tensor] = {}
-        self._prepare(_flat(batch, leaves))
-        self._learn(leaves, self.getDataSize(batch))
-
-    def _one_by_one(self, data: Any, state: Any) -> Callable[[int], None]:
-        """Batches that nobody looks at are views made at once, and what is trained is looked at after callbacks."""
-        leaves: dict[str, Tensor] = {}
-        form = _flat(data, leaves)
-        own = type(self).handleBatch is Trainer.handleBatch and "handleBatch" not in vars(self)
-        own = own and type(self).sliceData.__func__ is Handler.sliceData.__func__  # type: ignore[attr-defined]
-        if not own or len({len(leaf) for leaf in leaves.values()}) != 1:
-            return super()._one_by_one(data, state)
-        batches = list(zip(*[leaf.split(self.batchsize) for leaf in leaves.values()], strict=True))
-        self._prepare(form)
-
-        watched = bool(self.onBatchFinish) or callable(getattr(self.module, "reset", None))
-
-        def handle(n: int) -> None:
-            if watched:
-                self._prepare(form)
-            batch = batches[n]
-            self._learn(dict(zip(leaves, batch, strict=True)), len(batch[0]), None if watched else leaves)
-
-        return handle
-
-    def _learn(self, leaves: dict[str, Tensor], rows: int, whole: dict[str, Tensor] | None = None) -> None:
-        """One update; of a batch of the `whole`, if nobody has been called since the one before."""
+        form, rows, together = _flat(batch, leaves), self.getDataSize(batch), self._together
+        if together is None or together is not self._prepared:
+            self._prepare(form)
+            self._prepared = together
         objective, batch = self._objective, Batch(leaves, rows)
-        if self._alone:
-            batch.whole = whole
-            learn = self._native.train_step if whole is None else self._native.updates.make
+        if self._native.device.type == "cpu" and here().count == 1:
+            batch.whole = together
+            learn = self._native.train_step if together is None else self._native.updates.make
             terms = learn(batch).terms
             errors = [terms[name].sum for name in objective.shown]
         else:
@@ -205,7 +186,6 @@ class Trainer(Handler):
             optimizer.attach(None)
             self._parts, self._objective = parts, _CostObjective(self.cost)
             self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
-            self._alone = self._native.device.type == "cpu" and here().count == 1
         optimizer.attach(self._native)
         self._objective.follow(form)
 

@@ -208,30 +208,6 @@ class RMSProp(Optimizer):
         return torch.optim.RMSprop(params, lr=self._rate, alpha=self.factor, eps=self.epsilon)
 
 
-class RMSPropGraves(Optimizer):
-    """RMSProp by the variance of the gradients, with momentum."""
-
-    native = "torch.optim.RMSprop(centered=True, momentum=...)"
-
-    def __init__(
-        self,
-        learnRate: float = 1e-4,
-        alpha: float = 0.95,
-        momRate: float = 0.9,
-        epsilon: float = 1e-4,
-        nodeinfo: Any = None,
-    ) -> None:
-        super().__init__(learnRate, alpha=alpha, momRate=momRate, epsilon=epsilon)
-
-    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        mean, square, delta = (_kept(state, name, weight) for name in ("mg", "ms", "delta"))
-        alpha = group["alpha"]
-        mean.mul_(alpha).add_(gradient, alpha=1 - alpha)
-        square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
-        root = (square - mean.square() + group["epsilon"]).sqrt_()
-        weight.add_(delta.mul_(group["momRate"]).addcdiv_(gradient, root, value=group["lr"]))
-
-
 class Adam(Optimizer):
     """m ← β₁ m + (1 − β₁) g, s ← β₂ s + (1 − β₂) g², w ← w + λₜ m / (√s + ε) with λₜ = α √(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
 
@@ -260,25 +236,6 @@ class Adam(Optimizer):
         weight.addcdiv_(mean, square.sqrt().add_(group["epsilon"]), value=rate)
 
 
-class SMORMS3(Optimizer):
-    """Steps by how alike the last gradients are: w ← w + min(λ, x) g / (√s + ε), x = m² / (s + ε)."""
-
-    native = "an optimizer of your own"
-
-    def __init__(self, learnRate: float = 1e-3, epsilon: float = 1e-16, nodeinfo: Any = None) -> None:
-        super().__init__(learnRate, epsilon=epsilon)
-
-    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        mean, square = _kept(state, "mg", weight), _kept(state, "ms", weight)
-        memory = state.setdefault("mem", torch.ones_like(weight))
-        share, epsilon = 1 / (1 + memory), group["epsilon"]
-        mean.add_(share * (gradient - mean))
-        square.add_(share * (gradient.square() - square))
-        alike = mean.square() / (square + epsilon)
-        memory.mul_(1 - alike).add_(1)
-        weight.add_(gradient * alike.clamp_max(group["lr"]) / (square.sqrt() + epsilon))
-
-
 class _Ruled(torch.optim.Optimizer):
     """An optimizer of torch with one of the rules above."""
 
@@ -303,7 +260,7 @@ def by_name(optimizer: Any) -> Optimizer:
     """An optimizer, or the one of this name with its defaults."""
     if isinstance(optimizer, Optimizer):
         return optimizer
-    kinds = (SGD, MomentumSGD, NesterovSGD, AdaGrad, AdaDelta, RMSProp, RMSPropGraves, Adam, SMORMS3)
+    kinds = (SGD, MomentumSGD, NesterovSGD, AdaGrad, AdaDelta, RMSProp, Adam)
     known: dict[str, Any] = {kind.__name__.lower(): kind for kind in kinds}
     names = ", ".join(kind.__name__ for kind in kinds)
     if not isinstance(optimizer, str):
