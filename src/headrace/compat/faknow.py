@@ -77,7 +77,6 @@ class Evaluator:
                 raise MetricError(f"metrics= are names and functions, got a {type(metric).__name__}.")
 
     def evaluate(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Every metric by its name."""
         return {name: float(metric(outputs, y)) for name, metric in self.metrics.items()}
 
 
@@ -110,7 +109,6 @@ class BaseTrainer:
         hint("faknow.BaseTrainer", "hr.Trainer(model, objective, optimizer).fit(train, val, epochs=..., run=...)")
 
     def to(self, device: str | torch.device, **options: Any) -> None:
-        """The model, and every batch from now on, is on this device."""
         self.device = torch.device(device)
         self._release()
         self.model.to(self.device, **options)
@@ -187,7 +185,6 @@ class BaseTrainer:
 
     @torch.no_grad()
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """The evaluator's metrics over batches with a 'label'."""
         self.model.eval()
         outputs, labels = [], []
         for batch in loader:
@@ -309,7 +306,6 @@ class _OwnLoss(Objective):
 
     @property
     def named(self) -> bool:
-        """Whether the model gives losses by name."""
         return self.shown.keys() != {"loss"}
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:

@@ -14,7 +14,6 @@ class Axis:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return str(self.which) if isinstance(self.which, str) else f"staticAxis_{self.which}"
 
     def __eq__(self, other: object) -> bool:
@@ -28,7 +27,6 @@ class Axis:
 
     @staticmethod
     def all_static_axes() -> "Axis":
-        """All axes of a sample."""
         return Axis("__all_static_axes__")
 
     @staticmethod
@@ -38,7 +36,6 @@ class Axis:
 
     @staticmethod
     def default_batch_axis() -> "Axis":
-        """The axis of the samples of a minibatch."""
         return BATCH
 
     @staticmethod

@@ -47,7 +47,6 @@ class _Block:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether only the numbers that are not zero are there."""
         rows = self.rows.values if isinstance(self.rows, Ragged) else self.rows
         return isinstance(rows, Sparse)
 
@@ -69,14 +68,12 @@ class NDArrayView(_Block):
     def from_dense(
         cls, np_array: Any, device: DeviceDescriptor | None = None, read_only: bool = False, borrow: bool = False
     ) -> "NDArrayView":
-        """Of a NumPy array."""
         if not isinstance(np_array, np.ndarray):
             raise TypeError(f"data must be of type numpy.ndarray, got {type(np_array).__name__}.")
         return cls.over(torch.tensor(np_array, device=chosen(device)))
 
     @property
     def shape(self) -> Shape:
-        """Its axes."""
         return tuple(self.rows.shape)
 
 
@@ -146,7 +143,6 @@ class Value(_Block):
 
     @property
     def data(self) -> NDArrayView:
-        """Its numbers."""
         return NDArrayView.over(self.rows)
 
     @property
@@ -160,7 +156,6 @@ class Value(_Block):
 
     @property
     def dtype(self) -> Any:
-        """The type of its numbers."""
         return np.dtype(str(self.rows.dtype).rpartition(".")[2]).type
 
     @property
@@ -174,7 +169,6 @@ class Value(_Block):
 
     @property
     def device(self) -> DeviceDescriptor:
-        """Where it lies."""
         if self.rows.device.type == "cpu":
             return cpu()
         return DeviceDescriptor(DeviceKind.GPU, self.rows.device.index or 0)

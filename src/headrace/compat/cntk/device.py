@@ -25,16 +25,13 @@ class DeviceDescriptor:
         self._torch = torch.device("cpu") if kind is DeviceKind.CPU else torch.device("cuda", number)
 
     def type(self) -> DeviceKind:
-        """Whether it is a CPU or a GPU."""
         return self._kind
 
     def id(self) -> int:
-        """The number among its kind."""
         return self._number
 
     @property
     def torch(self) -> torch.device:
-        """The device as torch calls it."""
         return self._torch
 
     def __eq__(self, other: object) -> bool:

@@ -80,23 +80,18 @@ class ProgressWriter:
     ) -> None:
         self._training = _Window(freq, first)
         self._test = _Window(test_freq, test_first)
-        self._syncs = _Window(distributed_freq, distributed_first)
 
     def update_training(self, samples: int, accumulated_loss: Any, accumulated_metric: Any) -> None:
-        """A minibatch was trained on; sums since the last summary."""
         self._training.update(samples, accumulated_loss, accumulated_metric, self.on_write_training_update)
         self.on_training_update_end()
 
     def update_test(self, samples: int, accumulated_metric: Any) -> None:
-        """A minibatch was tested."""
         self._test.update(samples, 0.0, accumulated_metric, lambda s, u, _, m: self.on_write_test_update(s, u, m))
 
     def write_training_summary(self, accumulated_loss: Any, accumulated_metric: Any) -> None:
-        """A part of the training is over."""
         self._training.summarize(accumulated_loss, accumulated_metric, self.on_write_training_summary)
 
     def write_test_summary(self, accumulated_metric: Any) -> None:
-        """A test is over."""
         write = self.on_write_test_summary
         self._test.summarize(0.0, accumulated_metric, lambda s, u, n, _, m, ms: write(s, u, n, m, ms))
 
@@ -165,8 +160,8 @@ class ProgressPrinter(ProgressWriter):
         distributed_first: int = 0,
     ) -> None:
         hint("logging.ProgressPrinter", "fit(progress='plain', log_every='1000 samples')")
-        every = [sys.maxsize if each is None else each for each in (freq, test_freq, distributed_freq)]
-        super().__init__(every[0], first, every[1], test_first, every[2], distributed_first)
+        every = [sys.maxsize if each is None else each for each in (freq, test_freq)]
+        super().__init__(every[0], first, every[1], test_first)
         self.freq, self.first, self.test_freq = every[0], first, every[1]
         self.tag = f"[{tag}] " if tag else ""
         self.num_epochs, self.gen_heartbeat, self.log_to_file = num_epochs, gen_heartbeat, log_to_file
@@ -187,7 +182,6 @@ class ProgressPrinter(ProgressWriter):
                 self.log(line)
 
     def log(self, message: str) -> None:
-        """Writes a line."""
         if self.logfilename is None:
             if here().leader:
                 print(message)
@@ -196,7 +190,6 @@ class ProgressPrinter(ProgressWriter):
             file.write(message + "\n")
 
     def end_progress_print(self, msg: str = "") -> None:
-        """Writes that the training is over."""
         self.log("CNTKCommandTrainEnd: train")
         if msg and self.log_to_file is not None:
             self.log(msg)
@@ -214,10 +207,6 @@ class ProgressPrinter(ProgressWriter):
 
     def on_write_test_update(self, samples: Any, updates: Any, aggregate_metric: Any) -> None:
         self._line(samples, updates, None, aggregate_metric, self.test_freq, "Evaluation ")
-
-    def on_write_distributed_sync_update(self, samples: Any, updates: Any, aggregate_metric: Any) -> None:
-        syncs, elapsed = updates[1] - updates[0], samples[1] - samples[0]
-        self.log(f"Distributed training: #Syncs elapsed = {syncs}, #Samples elapsed = {elapsed}")
 
     def on_write_training_summary(
         self,

@@ -76,12 +76,10 @@ class Variable:
 
     @property
     def owner(self) -> Any:
-        """The function that computes it, if one does."""
         return None
 
     @property
     def rank(self) -> int:  # the number of its axes, by CNTK's name
-        """How many axes a sample has."""
         return len(self.shape or ())
 
     @property
@@ -108,36 +106,50 @@ class Placeholder(Variable):
     kind_name, is_placeholder = "Placeholder", True
 
 
-class Constant(Variable):
+class _Stored(Variable):
+    """A variable whose value is stored: a parameter or a constant."""
+
+    _tensor: torch.Tensor | None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        assert self._tensor is not None
+        return self._tensor
+
+    def infer(self, shape: Shape) -> None:
+        """Takes the sizes that were left open from this shape."""
+
+    @property
+    def value(self) -> Any:
+        return self.tensor.detach().cpu().numpy().copy()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.infer(np.shape(value))
+        with torch.no_grad():
+            self.tensor.copy_(torch.as_tensor(np.broadcast_to(np.asarray(value), self.shape).copy()))
+
+    def asarray(self) -> Any:
+        return self.value
+
+    def set_value(self, value: Any) -> None:
+        self.value = value
+
+
+class Constant(_Stored):
     """A value that no learner changes."""
 
     kind_name, is_constant = "Constant", True
 
     def __init__(self, value: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, name: str = ""):
         array = np.asarray(0.0 if value is None else value)
-        if dtype is None:
-            dtype = _own_dtype(value)
         if shape is not None:
             array = np.broadcast_to(array, as_shape(shape))
-        super().__init__(array.shape, dtype, dynamic_axes=(), name=name)
-        self.tensor = torch.tensor(np.ascontiguousarray(array).astype(self.dtype), device=chosen(device))
-
-    @property
-    def value(self) -> Any:
-        """Its value as an array."""
-        return self.tensor.detach().cpu().numpy().copy()
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        with torch.no_grad():
-            self.tensor.copy_(torch.as_tensor(np.asarray(value)))
-
-    def asarray(self) -> Any:
-        """Its value as an array."""
-        return self.value
+        super().__init__(array.shape, _own_dtype(value) if dtype is None else dtype, dynamic_axes=(), name=name)
+        self._tensor = torch.tensor(np.ascontiguousarray(array).astype(self.dtype), device=chosen(device))
 
 
-class Parameter(Variable):
+class Parameter(_Stored):
     """A value that learners change. Sizes of -1 are inferred from what it is first multiplied with."""
 
     kind_name, is_parameter = "Parameter", True
@@ -148,9 +160,9 @@ class Parameter(Variable):
         array = None if init is None or isinstance(init, Initializer) or np.isscalar(init) else np.asarray(init)
         if shape is None:
             shape = () if array is None else array.shape
-        if dtype is None:
-            dtype = _own_dtype(init)
-        super().__init__(shape, dtype, needs_gradient=True, dynamic_axes=(), name=name)
+        super().__init__(
+            shape, _own_dtype(init) if dtype is None else dtype, needs_gradient=True, dynamic_axes=(), name=name
+        )
         self.init = 0.0 if init is None else init if array is None else array
         self._tensor: nn.Parameter | None = None
         self._device = chosen(device)
@@ -159,7 +171,6 @@ class Parameter(Variable):
 
     @property
     def tensor(self) -> nn.Parameter:
-        """The weights themselves."""
         if self._tensor is None:
             raise ConfigError(
                 f"parameter {self.name or self.uid} has shape {self.shape}: its size is inferred once its layer is "
@@ -190,26 +201,8 @@ class Parameter(Variable):
         held = value.detach().clone().to(self._device)
         self._tensor = nn.Parameter(held.t().contiguous().t() if by_columns else held)
 
-    @property
-    def value(self) -> Any:
-        """Its value as an array."""
-        return self.tensor.detach().cpu().numpy().copy()
 
-    @value.setter
-    def value(self, value: Any) -> None:
-        array = np.asarray(value)
-        if self._tensor is None:
-            self.infer(array.shape)
-        with torch.no_grad():
-            self.tensor.copy_(torch.as_tensor(np.broadcast_to(array, self.shape).copy()))
-
-    def asarray(self) -> Any:
-        """Its value as an array."""
-        return self.value
-
-    def set_value(self, value: Any) -> None:
-        """Sets its value."""
-        self.value = value
+parameter, constant = Parameter, Constant
 
 
 def _own_dtype(value: Any) -> Any:
@@ -246,16 +239,6 @@ def sequence_input_variable(
 def placeholder(shape: Any = None, dynamic_axes: Any = None, name: str = "") -> Placeholder:
     """What is to be replaced by an input or a function."""
     return Placeholder(shape, dynamic_axes=dynamic_axes or (BATCH,), name=name)
-
-
-def parameter(shape: Any = None, init: Any = None, dtype: Any = None, device: Any = None, name: str = "") -> Parameter:
-    """A value that learners change."""
-    return Parameter(shape, init, dtype, device, name)
-
-
-def constant(value: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, name: str = "") -> Constant:
-    """A value that no learner changes."""
-    return Constant(value, shape, dtype, device, name)
 
 
 def as_variable(value: Any) -> Variable:

@@ -136,11 +136,9 @@ class UserDeserializer:
         hint("io.UserDeserializer", "an hr.Table, which has rows by number")
 
     def stream_infos(self) -> list[StreamInformation]:
-        """What every chunk holds."""
         raise NotImplementedError("UserDeserializer: override stream_infos() to list its StreamInformation.")
 
     def num_chunks(self) -> int:
-        """How many chunks there are."""
         raise NotImplementedError("UserDeserializer: override num_chunks().")
 
     def get_chunk(self, chunk_id: int) -> Mapping[str, Any]:

@@ -44,11 +44,9 @@ class UserMinibatchSource:
         return Record(**{info.m_name: info for info in infos})
 
     def stream_infos(self) -> list[StreamInformation]:
-        """What every minibatch holds."""
         raise NotImplementedError("UserMinibatchSource: override stream_infos() to list its StreamInformation.")
 
     def stream_info(self, name: str) -> StreamInformation:
-        """The stream of this name."""
         return find_stream(list(self.stream_infos()), name)
 
     def __getitem__(self, name: str) -> StreamInformation:
@@ -61,18 +59,15 @@ class UserMinibatchSource:
         raise NotImplementedError("UserMinibatchSource: override next_minibatch().")
 
     def get_checkpoint_state(self) -> dict[str, Any]:
-        """Where it stands."""
         return {}
 
     def restore_from_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Goes back to where it stood."""
         if state:
             raise NotImplementedError(
                 f"{type(self).__name__} has a state and cannot go back to it: override restore_from_checkpoint(state)."
             )
 
     def is_infinite(self) -> bool:
-        """Whether it never ends."""
         return False
 
 

@@ -68,18 +68,15 @@ class MinibatchSource:
         self._order: tuple[Any, ...] | None = None
 
     def stream_infos(self) -> list[StreamInformation]:
-        """What every minibatch holds."""
         return list(self._infos)
 
     def stream_info(self, name: str) -> StreamInformation:
-        """The stream of this name."""
         return find_stream(self._infos, name)
 
     def __getitem__(self, name: str) -> StreamInformation:
         return self.stream_info(name)
 
     def is_infinite(self) -> bool:
-        """Whether it never ends."""
         return self._samples == INFINITELY_REPEAT and self._sweeps == INFINITELY_REPEAT
 
     def next_minibatch(
@@ -181,11 +178,9 @@ class MinibatchSource:
         return self._order[1], self._order[2], self._order[3], self._order[4]
 
     def get_checkpoint_state(self) -> dict[str, int]:
-        """Where it stands."""
         return {name: int(getattr(self, f"_{name}")) for name in _STATE}
 
     def restore_from_checkpoint(self, checkpoint: Mapping[str, int]) -> None:
-        """Goes back to where it stood."""
         if missing := [name for name in _STATE if name not in checkpoint]:
             raise ConfigError(f"this is no state of a MinibatchSource: it has no {missing[0]!r}.")
         for name in _STATE:
@@ -193,7 +188,6 @@ class MinibatchSource:
 
     @property
     def current_position(self) -> dict[str, int]:
-        """Where it stands."""
         return self.get_checkpoint_state()
 
     @current_position.setter

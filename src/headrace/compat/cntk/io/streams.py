@@ -37,12 +37,10 @@ class StreamInformation:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return self.m_name
 
     @property
     def stream_id(self) -> int:
-        """Its number."""
         return self.m_id
 
     @property
@@ -74,27 +72,22 @@ class MinibatchData:
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences it holds."""
         return self.number_of_sequences
 
     @property
     def num_samples(self) -> int:
-        """How many samples it holds: the items of all sequences."""
         return self.number_of_samples
 
     @property
     def end_of_sweep(self) -> bool:
-        """Whether it reaches, or crosses, the end of the data."""
         return self.sweep_end
 
     @property
     def value(self) -> Value:
-        """The rows themselves."""
         return self.data
 
     @property
     def shape(self) -> Shape:
-        """Sequences, items of the longest, and the shape of an item."""
         return self.data.shape
 
     @property
@@ -104,15 +97,12 @@ class MinibatchData:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether only the numbers that are not zero are there."""
         return self.data.is_sparse
 
     def as_sequences(self, variable: Variable | None = None) -> list[Any]:
-        """The sequences one by one: arrays, or CSR matrices."""
         return self.data.as_sequences(variable)
 
     def asarray(self) -> Any:
-        """As an array, sequences padded with zeros."""
         return self.data.asarray()
 
     def __len__(self) -> int:

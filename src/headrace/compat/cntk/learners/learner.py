@@ -98,17 +98,14 @@ class Learner:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What it updates."""
         return self._parameters
 
     @property
     def learning_rate_schedule(self) -> ParameterSchedule:
-        """The schedule of its rates."""
         return self._learning_rate_schedule
 
     @property
     def total_number_of_samples_seen(self) -> int:
-        """How many samples it has been updated with."""
         return self.sample_count
 
     @property
@@ -129,19 +126,15 @@ class Learner:
         return self.means
 
     def create_checkpoint(self) -> dict[str, Any]:
-        """All that the next update depends on, but the weights."""
         return {**self.state_dict(), "kept": {n: [t.clone() for t in ts] for n, ts in self.kept.items()}}
 
     def restore_from_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Goes back to what `create_checkpoint` gave."""
         self.load_state_dict(checkpoint)
 
     def learning_rate(self) -> float:
-        """The rate at hand, as the schedule says it."""
         return float(self._value(self._learning_rate_schedule))
 
     def reset_learning_rate(self, learning_rate: ParameterSchedule) -> None:
-        """Goes on with another schedule, which begins here."""
         if not isinstance(learning_rate, ParameterSchedule):
             raise ValueError(f"learning_rate type ({type(learning_rate)}) not supported: give a schedule.")
         if not learning_rate.is_minibatch_size_explicitly_specified and self._size:
@@ -186,11 +179,9 @@ class Learner:
             self._after(weights, lr, samples)
 
     def reset_smoothed_gradients(self) -> None:
-        """Forgets what it remembers of former gradients."""
         self.kept, self.smoothed_count = {}, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next update depends on, but the weights."""
         return {
             "kind": self.kind,
             "counts": [self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed],

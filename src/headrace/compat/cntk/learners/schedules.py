@@ -54,12 +54,10 @@ class ParameterSchedule:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it is, as plain values."""
         return {k: list(v) if isinstance(v, list) else v for k, v in vars(self).items()}
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "ParameterSchedule":
-        """The schedule that has this state."""
         found = cls.__new__(cls)
         vars(found).update(state)
         return found

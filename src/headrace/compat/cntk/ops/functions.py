@@ -58,12 +58,10 @@ class Function(Variable):
 
     @property
     def output(self) -> "Function":
-        """Its output: the function itself."""
         return self
 
     @property
     def outputs(self) -> tuple[Variable, ...]:
-        """Its outputs."""
         return (self,)
 
     @property
@@ -73,18 +71,15 @@ class Function(Variable):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The parameters that it is computed with."""
         return tuple(v for v in ordered([self]) if isinstance(v, Parameter))
 
     def find_by_name(self, name: str, depth: int = 0) -> Any:
-        """The only node of this name, `None` if there is none."""
         found = [v for v in ordered([self]) if v.name == name]
         if len(found) > 1:
             raise ValueError(f"found {len(found)} nodes with the name '{name}': give each a name of its own.")
         return found[0] if found else None
 
     def argument_map(self, *values: Any, **named: Any) -> dict[Variable, Any]:
-        """Its arguments, each with what is given for it."""
         arguments = self.arguments
         if len(values) + len(named) != len(arguments):
             listed = ", ".join(v.name or v.uid for v in arguments)
@@ -124,7 +119,6 @@ class Function(Variable):
 
     @property
     def plan(self) -> "Plan":
-        """The steps that compute its outputs."""
         if self._plan is None:
             self._plan = Plan(list(self.outputs))
         return self._plan
@@ -170,7 +164,6 @@ class Function(Variable):
         return gradients, self.eval(at, outputs, device)
 
     def save(self, filename: Any, format: Any = None) -> None:
-        """Writes its parameters into a file."""
         write_state(Path(filename), {"weights": weights_of(ordered(self.outputs))})
 
     def restore(self, filename: Any) -> None:
@@ -234,7 +227,6 @@ class Layer(Function):
 
     @staticmethod
     def parameters_of(python: Callable[..., Any]) -> list[str]:
-        """The names of a function's arguments that have to be given."""
         listed = inspect.signature(python).parameters.values()
         return [each.name for each in listed if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
 

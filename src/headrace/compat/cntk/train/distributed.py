@@ -32,11 +32,9 @@ class Communicator:
         return self._comm or here()
 
     def workers(self) -> list[WorkerDescriptor]:
-        """All of them."""
         return [WorkerDescriptor(k) for k in range(self.comm.count)]
 
     def current_worker(self) -> WorkerDescriptor:
-        """This one."""
         return WorkerDescriptor(self.comm.shard.index)
 
     def is_main(self) -> bool:
@@ -44,7 +42,6 @@ class Communicator:
         return self.comm.leader
 
     def barrier(self) -> None:
-        """Returns once all workers have come here."""
         self.comm.all_reduce(torch.zeros(1))
 
     @staticmethod
@@ -53,12 +50,10 @@ class Communicator:
 
     @staticmethod
     def num_workers() -> int:
-        """How many workers there are."""
         return here().count
 
     @staticmethod
     def rank() -> int:
-        """The number of this worker."""
         return here().shard.index
 
 
@@ -79,7 +74,6 @@ class DistributedLearner(Learner):
         return getattr(vars(self)["learner"], name)
 
     def communicator(self) -> Communicator:
-        """The workers."""
         return self._communicator
 
     @property

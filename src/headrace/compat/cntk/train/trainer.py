@@ -148,7 +148,6 @@ class Trainer:
         return any(going)
 
     def test_minibatch(self, arguments: Any, device: DeviceDescriptor | None = None) -> float:
-        """The mean of the metric over a minibatch."""
         total, count = self.measured(arguments, device)
         self.add_test(total, count)
         return total / count if count else 0.0
@@ -163,19 +162,16 @@ class Trainer:
         return measure(self.evaluation_function, arguments, device)
 
     def add_test(self, total: float, count: int) -> None:
-        """Counts what was tested, for the summary."""
         self._tested += total
         for writer in self._writers:
             writer.update_test(count, self._tested)
 
     def summarize_training_progress(self) -> None:
-        """Writers tell what the training came to since the last time."""
         for writer in self._writers:
             writer.write_training_summary(self._loss, self._metric)
         self._loss = self._metric = 0.0
 
     def summarize_test_progress(self) -> None:
-        """Writers tell what the tests came to since the last time."""
         for writer in self._writers:
             writer.write_test_summary(self._tested)
         self._tested = 0.0
@@ -184,12 +180,10 @@ class Trainer:
 
     @property
     def parameter_learners(self) -> list[Learner]:
-        """The learners."""
         return list(self._learners)
 
     @property
     def progress_writers(self) -> list[Any]:
-        """The writers."""
         return list(self._writers)
 
     @property
@@ -204,12 +198,10 @@ class Trainer:
 
     @property
     def previous_minibatch_sample_count(self) -> int:
-        """The samples of the last minibatch."""
         return max(0, self._previous_count)
 
     @property
     def total_number_of_samples_seen(self) -> int:
-        """The samples that all workers have learnt from."""
         return self._learners[0].total_number_of_samples_seen
 
     def total_number_of_units_seen(self, unit: Any) -> int:
@@ -304,7 +296,6 @@ class Evaluator:
         self._total, self._samples = 0.0, 0
 
     def test_minibatch(self, arguments: Any, device: Any = None) -> float:
-        """The mean of the metric over a minibatch."""
         total, count = measure(self.evaluation_function, arguments, device)
         self._total, self._samples = self._total + total, self._samples + count
         for writer in self._writers:
@@ -312,7 +303,6 @@ class Evaluator:
         return total / count if count else 0.0
 
     def summarize_test_progress(self) -> None:
-        """Writers tell what the test came to."""
         for writer in self._writers:
             writer.write_test_summary(self._total)
         self._total, self._samples = 0.0, 0

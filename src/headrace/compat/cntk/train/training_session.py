@@ -107,7 +107,6 @@ class TrainingSession:
         self._sharing: dict[int, bool] = {}
 
     def train(self, device: DeviceDescriptor | None = None) -> None:
-        """Trains, from the checkpoint if there is one."""
         self._device = device = device or use_default_device()
         trainer = self.trainer
         restored = 0
@@ -153,7 +152,6 @@ class TrainingSession:
         """Before a cross validation."""
 
     def on_cross_validation_end(self, index: int, average_error: float, num_samples: int, num_minibatches: int) -> bool:
-        """After a cross validation; `False` stops the training."""
         if self._cv.callback is None:
             return True
         return self._cv.callback(index, average_error, num_samples, num_minibatches) is not False
