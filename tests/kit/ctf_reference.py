@@ -132,7 +132,7 @@ def reference(data: bytes, streams: list[Stream], names: dict[str, str] | None =
             continue
         now = sequences[-1]
         if with_ids:
-            now.bad, poisoned = now.bad or poisoned, False
+            now.bad, poisoned = now.bad or poisoned, poisoned and id is None  # its line may have begun the next one
         if bad:
             now.bad = True
             faults.append(k)

@@ -3,62 +3,78 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from ..data.batch import Batch
 from ..data.encoding import Encoding
-from ..data.fields import nbytes_of
 from ..data.source import fingerprint_of
-from ..errors import ConfigError, CorruptError
-from ..store import disk
+from ..errors import ConfigError
 from ..store.document import LARGE_BYTES, read_document
 from .documents import document_of, encoding_in
 from .encode import Columns, Encoder, Request
 from .lazy import pa
-from .paths import digests
-from .write import write_table
+from .paths import DataFile, digests, hash_of_bytes, hash_of_samples
+from .write import whole, write_batches
 
 VERSION = 1
 BLOCK_BYTES = 2**26  # of a record batch: fewer of them are gathered faster
+HASHED_BYTES = 2**24  # all bytes of a cached file are compared up to this size, and samples of a larger one
+ENDING = ".arrow"
 
 
 def cached(columns: Sequence[Columns], request: Request) -> tuple[Path, Encoding]:
     """The Arrow file that files have been converted into, which is written if it is not there; and how they were read.
 
-    Its name is made of the contents of the files and of how they are read. The Arrow file is written last, under
-    another name until it is complete.
+    Its name is made of the contents of the files and of how they are read.
     """
     folder = cache_folder() if request.cache is None else request.cache
-    key = fingerprint_of(VERSION, *digests([file for file, _ in columns]), *request.settings())
-    path, note = folder / f"{key}.arrow", folder / f"{key}.json"
-    if path.is_file():
-        with suppress(OSError, ValueError, CorruptError):
-            return path, encoding_in(read_document(note, LARGE_BYTES))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{fingerprint_of(VERSION, *digests([file for file, _ in columns]), *request.settings())}{ENDING}"
+
+    def make() -> tuple[Iterable[Batch], Callable[[], dict[str, Any]]]:
         encoder = Encoder(columns, request)
-        disk.write_file(note, json.dumps(document_of(encoder.encoding)).encode())
-        rows, batches = _rows_per_block(encoder.batches())
-        write_table(batches, path, rows_per_block=rows)
-    except (OSError, ConfigError) as error:
-        size = sum(file.size for file, _ in columns) / 1e9
-        raise ConfigError(
-            f"{columns[0][0]}: {size:.1f} GB are too large for memory, and cannot be converted into {folder}: {error} "
-            "Name a folder with room for them: open_table(..., cache=...)."
-        ) from error
+        return encoder.batches(), lambda: document_of(encoder.encoding)
+
+    size = sum(file.size for file, _ in columns) / 1e9
+    encoding = encoding_in(converted(path, make, f"{columns[0][0]}: {size:.1f} GB, which are too large for memory,"))
     pa.default_memory_pool().release_unused()
-    return path, encoder.encoding
+    return path, encoding
 
 
-def _rows_per_block(batches: Iterator[Batch]) -> tuple[int, Iterator[Batch]]:
-    """How many rows make a record batch, by the first of these batches; and all of them."""
-    first = next(batches, None)
-    if first is None:
-        return 1, batches
-    return max(1, int(BLOCK_BYTES * first.rows / max(1, nbytes_of(first.fields)))), chain([first], batches)
+def converted(
+    path: Path, make: Callable[[], tuple[Iterable[Batch], Callable[[], dict[str, Any]]]], what: str
+) -> dict[str, Any]:
+    """Writes batches into an Arrow file unless it is there and undamaged; returns what was noted of them.
+
+    `make` gives the batches, and what is to be noted once they are written. The note lies beside the file, is written
+    last, and has a checksum of both.
+    """
+    note = path.with_name(path.name.removesuffix(ENDING) + ".json")
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        check, noted = read_document(note, LARGE_BYTES)
+        if check == _check(path, noted):
+            return dict(noted)
+    batches, noted_of = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_batches(batches, path, block_bytes=BLOCK_BYTES)
+        noted = noted_of()
+        with whole(note) as beside:
+            beside.write_text(json.dumps([_check(path, noted), noted]), encoding="utf-8")
+    except (OSError, ConfigError) as error:
+        raise ConfigError(
+            f"{what} cannot be converted into {path.parent}: {error} Name a folder with room for it: cache=..."
+        ) from error
+    return noted
+
+
+def _check(path: Path, noted: Any) -> str:
+    """A hash of a file and of what is noted of it."""
+    file = DataFile.local(str(path))
+    content = hash_of_bytes(file.path, file.stamp) if file.size <= HASHED_BYTES else hash_of_samples(file)
+    return fingerprint_of(content, json.dumps(noted, sort_keys=True))
 
 
 def cache_folder() -> Path:

@@ -71,6 +71,11 @@ class DataFile:
     def kind(self) -> str:
         return _kind(self.name)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether a local file is another one than when it was found."""
+        return self.remote is None and _stamp(self.path, self.shown) != self.stamp
+
     def check(self) -> None:
         """Raises if the mapped file has been written to; replacing or deleting it does no harm."""
         if self.remote is not None:
@@ -110,21 +115,21 @@ def digests(files: Sequence[DataFile]) -> list[str]:
     behind fsspec.
     """
     for file in files:
-        if file.remote is None and _stamp(file.path, file.shown) != file.stamp:
+        if file.has_changed:
             raise DataError(f"{file} has been changed since it was opened. Open it again.")
     size = sum(file.size for file in files)
     found = []
     for file in files:
         if file.remote is None:
-            content = _hash_of_bytes(file.path, file.stamp) if size <= HASHED_BYTES else str(file.stamp[:2])
+            content = hash_of_bytes(file.path, file.stamp) if size <= HASHED_BYTES else str(file.stamp[:2])
         else:
-            content = _hash_of_remote(file) if size <= HASHED_REMOTE_BYTES else _hash_of_samples(file)
+            content = _hash_of_remote(file) if size <= HASHED_REMOTE_BYTES else hash_of_samples(file)
         found.append(hashlib.blake2b(f"{file.name}\n{content}".encode(), digest_size=8).hexdigest())
     return found
 
 
 @lru_cache(maxsize=1 << 16)
-def _hash_of_bytes(path: str, stamp: tuple[int, ...]) -> str:
+def hash_of_bytes(path: str, stamp: tuple[int, ...]) -> str:
     """A hash of a local file, which is read once in a process, as long as its stamp stays the same."""
     with reading(path), open(path, "rb") as file:
         return hashlib.file_digest(file, hashlib.blake2b).hexdigest()
@@ -135,7 +140,7 @@ def _hash_of_remote(file: DataFile) -> str:
         return hashlib.blake2b(file.load()).hexdigest()
 
 
-def _hash_of_samples(file: DataFile) -> str:
+def hash_of_samples(file: DataFile) -> str:
     """A hash of the size of a file and of its head, its tail and a few places between them."""
     text = hashlib.blake2b(f"{file.size}\n".encode())
     steps = range(1, _SAMPLES + 1)

@@ -1,22 +1,34 @@
 """`open_ctf`: files in CNTK's text format as tables, read from an Arrow file that is made of them once."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import gzip
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from ..data.batch import Stream
+from ..data.batch import Batch, Stream
 from ..data.source import Table, fingerprint_of
-from ..data.views import Wrapper
-from ..errors import ConfigError, DataError, unknown
-from .ctf.build import build, summary_of
-from .ctf.cache import CtfCache, sample
+from ..errors import ConfigError, DataError, SourceError, unknown
+from .cache import ENDING, converted
+from .ctf.blocks import blocks, boundaries, has_ids, middle_of
+from .ctf.faults import fault_of, names_in
 from .ctf.layout import Layout
-from .ctf.text import open_text
+from .ctf.parse import Parsed, read_block
 from .encode import Request
-from .files import open_files
+from .files import FileTable, open_files
 from .paths import DataFile, digests
 from .select import streams_in
+
+VERSION = 2
+BLOCK_BYTES = 1 << 22  # what is made of larger ones does not stay in a processor's cache
+EXACT_BYTES = 1 << 16  # so much of a text that cannot be read at once is looked at line by line
+SKIP = 'Correct the line, declare the stream as it is there, or drop such sequences with bad_rows="skip".'
 
 
 def open_ctf(
@@ -33,90 +45,175 @@ def open_ctf(
     `streams`: a stream with `sequence=True` has an item for each line of the sequence that has its field, any other
     one item for each sequence, on whichever of its lines. `fields`: what a stream is called in the file, where that
     is not its name: {"words": "x"}. Fields that no stream reads are ignored.
-    `bad_rows`: "stop" raises at the first thing that cannot be read, "skip" drops the sequences that have one, and
+    `bad_rows`: "stop" raises at the first line that cannot be read, "skip" drops the sequences that have one, and
     says how many. `workers`: that many threads parse; the result is the same.
 
     The file is parsed once: its rows are kept in an Arrow file beside it, or in the directory `cache`, and read from
     there as long as the file and what is asked of it stay the same.
     """
-    request = CtfRequest.of(path, streams, fields, bad_rows, cache, workers)
-    return request.open()
+    if "://" in str(path):
+        raise ConfigError(f"{path} is not a local file. Copy it here, and open the copy.")
+    if bad_rows not in ("stop", "skip"):
+        raise ConfigError(unknown("bad_rows", bad_rows, ("stop", "skip")))
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"workers= is a number of threads, at least 1, got {workers!r}.")
+    streams, fields = streams_in(streams), dict(fields or {})
+    if cache is not None and not Path(cache).is_dir():
+        raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
+    layout, file = Layout.of(streams, fields), DataFile.local(str(Path(path).expanduser()))
+    names = [stream.name for stream in streams]
+    key = fingerprint_of(VERSION, *digests([file]), layout.described(), names, bad_rows)
+    rows = _TextRows(file, layout, names, bad_rows == "skip", workers)
+    folder = (Path(file.path).parent if cache is None else Path(cache)).absolute()
+    kept = folder / f".{file.name[:50]}.{key}{ENDING}"
+    noted = converted(kept, lambda: (rows, rows.noted), f"the rows of {path}")
+    if noted["dropped"]:
+        counts = f"{noted['dropped']:,} of {noted['sequences']:,} sequences were dropped"
+        warnings.warn(f"{path}: {counts}. The first: {noted['first']}", stacklevel=2)
+    again = partial(
+        open_ctf, file.path, streams, fields=fields, bad_rows=bad_rows, cache=cache and folder, workers=workers
+    )
+    return TextTable(open_files([DataFile.local(str(kept))], Request()), file, key, again)
 
 
-@dataclass(frozen=True)
-class CtfRequest:
-    """The arguments of `open_ctf`, checked; another process opens the same table with them."""
-
-    path: Path
-    streams: tuple[Stream, ...]
-    fields: tuple[tuple[str, str], ...]
-    skip: bool
-    cache: Path | None
-    workers: int
-
-    @classmethod
-    def of(cls, path: Any, streams: Any, fields: Any, bad_rows: str, cache: Any, workers: int) -> "CtfRequest":
-        if "://" in str(path):
-            raise ConfigError(f"{path} is not a local file. Copy it here, and open the copy.")
-        if bad_rows not in ("stop", "skip"):
-            raise ConfigError(unknown("bad_rows", bad_rows, ("stop", "skip")))
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ConfigError(f"workers= is a number of threads, at least 1, got {workers!r}.")
-        streams = streams_in(streams)
-        if cache is not None and not Path(cache).is_dir():
-            raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
-        told = tuple(dict(fields or {}).items())
-        where = None if cache is None else Path(cache)
-        return cls(Path(path).expanduser(), streams, told, bad_rows == "skip", where, workers)
-
-    def open(self, again: bool = True) -> "TextTable":
-        """Opens the table; `again` builds the cache anew if it turns out to be damaged."""
-        layout = Layout.of(self.streams, dict(self.fields))
-        with open_text(self.path) as text:
-            (mark,) = digests([DataFile.local(str(self.path))])
-            said = [layout.described(), [stream.name for stream in self.streams], self.skip]
-            cache = CtfCache.of(self.path, text.descriptor, sample(text.descriptor), said, self.cache)
-            text.check_unchanged()
-        if (kept := cache.find()) is None:
-            with cache.writing() as target:
-                try:
-                    build(self.path, text.stamp, layout, self.streams, target, skip=self.skip, workers=self.workers)
-                except OSError as error:
-                    raise cache.cannot(error) from None
-                kept = cache.publish(target)
-        try:
-            table = open_files([DataFile.local(str(kept))], Request())
-            summary = summary_of(kept)
-        except (DataError, OSError, KeyError, TypeError, ValueError):
-            if not again:
-                cache.discard(kept)
-                raise
-        else:
-            summary.warn(str(self.path), level=3)
-            return TextTable(table, self, mark)
-        cache.discard(kept)  # now that no error keeps it open
-        return self.open(again=False)
-
-
-class TextTable(Wrapper):
+class TextTable(FileTable):
     """The rows of a text file, read from the Arrow file that was made of it."""
 
-    def __init__(self, table: Table, request: CtfRequest, mark: str) -> None:
-        super().__init__(table)
-        self.request, self.mark = request, mark
-        cache = None if request.cache is None else request.cache.absolute()
-        self._again = replace(request, path=request.path.absolute(), cache=cache)  # from wherever it is opened
-
-    def fingerprint(self) -> str:
-        """A hash of the text and of how it is read; it does not depend on where the file is or when it was written."""
-        return fingerprint_of(self.mark, len(self), *self.streams, self.request.fields, self.request.skip)
+    def __init__(self, table: FileTable, file: DataFile, key: str, again: Callable[[], Table]) -> None:
+        super().__init__(table, [file], Request(), table.encoding, table.block or 1)
+        self._fingerprint, self._again = key, again
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._again, self.mark)
+        return _reopen, (self._again, self._fingerprint)
 
 
-def _reopen(request: CtfRequest, mark: str) -> Table:
-    table = request.open()
-    if table.mark != mark:
-        raise DataError(f"{request.path} has changed since this table was opened. Open it again.")
+def _reopen(again: Callable[[], Table], key: str) -> Table:
+    table = again()
+    if table.fingerprint() != key:
+        raise DataError(f"{again.args[0]} has changed since this table was opened. Open it again.")  # type: ignore[attr-defined]
     return table
+
+
+class _TextRows:
+    """The rows of a text file, a block at a time. It can be gone through several times."""
+
+    def __init__(self, file: DataFile, layout: Layout, names: Sequence[str], skip: bool, workers: int) -> None:
+        self._file, self._layout, self._names, self._skip, self._workers = file, layout, names, skip, workers
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._sequences = self._dropped = self._lines = 0
+        self._last, self._first, self._seen = -1, "", set[str]()  # the last id, what was wrong first, streams met
+        try:
+            with _opened(self._file) as text:
+                start = _begin(text, self._file)
+                self._ids = has_ids(iter(text))
+                text.seek(start)
+                with closing(self._read_ahead(blocks(text, self._ids, BLOCK_BYTES))) as read:
+                    for block, parsed in read:
+                        yield from self._rows_of(block, parsed)
+        except (EOFError, zlib.error, OSError) as error:
+            raise SourceError(f"{self._file} is cut short or damaged ({error}). Make or copy the file again.") from None
+        finally:
+            if self._file.has_changed:  # that is what is wrong, whatever else is
+                raise SourceError(
+                    f"{self._file} changed while it was read. Wait until it is complete, and open it again: a file is "
+                    "best written under another name and renamed."
+                )
+        self._check_complete()
+
+    def noted(self) -> dict[str, Any]:
+        """What was read, and what was not."""
+        return {"sequences": self._sequences, "dropped": self._dropped, "first": self._first}
+
+    def _read_ahead(self, found: Iterator[bytes]) -> Generator[tuple[bytes, Parsed | None]]:
+        """Blocks and what they are read as, in the order of the file."""
+        read = partial(read_block, layout=self._layout, has_ids=self._ids)
+        if self._workers == 1:
+            yield from ((block, read(block)) for block in found)
+            return
+        with ThreadPoolExecutor(self._workers) as pool:
+            try:
+                waiting: deque[Any] = deque()
+                for block in found:
+                    waiting.append((block, pool.submit(read, block)))
+                    if len(waiting) > 2 * self._workers:
+                        first, parsed = waiting.popleft()
+                        yield first, parsed.result()
+                yield from ((block, parsed.result()) for block, parsed in waiting)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _rows_of(self, piece: bytes, parsed: Parsed | None) -> Iterator[Batch]:
+        """The rows of a piece of text. One that cannot be read at once is read in parts, and these by sequences."""
+        if parsed is not None and (parsed.ids is None or parsed.ids[0] > self._last):
+            self._last = parsed.ids[1] if parsed.ids is not None else -1
+            yield from self._counted(piece, parsed)
+        elif len(piece) > EXACT_BYTES and (middle := middle_of(piece, self._ids)):
+            for part in (piece[:middle], piece[middle:]):
+                yield from self._rows_of(part, read_block(part, self._layout, self._ids))
+        else:
+            good = b""
+            for start, stop in pairwise([0, *boundaries(piece, 0, self._ids), len(piece)]):
+                sequences, last, fault = fault_of(piece[start:stop], self._layout, self._ids, self._last)
+                if fault is None:
+                    good += piece[start:stop]
+                else:
+                    yield from self._exactly(good)
+                    self._drop(piece[start:stop], sequences, *fault)
+                    good = b""
+                self._last = last
+            yield from self._exactly(good)
+
+    def _exactly(self, piece: bytes) -> Iterator[Batch]:
+        """The rows of sequences in which nothing is wrong."""
+        parsed = read_block(piece, self._layout, self._ids, one_by_one=True)
+        assert parsed is not None, "a line in which nothing is wrong cannot be read"
+        yield from self._counted(piece, parsed)
+
+    def _counted(self, piece: bytes, parsed: Parsed) -> Iterator[Batch]:
+        self._lines += piece.count(b"\n")
+        self._sequences += parsed.rows
+        self._seen.update(parsed.seen)
+        if parsed.rows:
+            yield Batch({name: parsed.fields[name] for name in self._names}, parsed.rows)
+
+    def _drop(self, piece: bytes, sequences: int, line: int, wrong: str) -> None:
+        said = f"{self._file}, line {self._lines + line + 1}: {wrong}."
+        if not self._skip:
+            raise SourceError(f"{said}\n  {SKIP}")
+        self._first = self._first or said
+        self._lines += piece.count(b"\n")
+        self._sequences, self._dropped = self._sequences + sequences, self._dropped + sequences
+        self._seen.update(self._names)
+
+    def _check_complete(self) -> None:
+        """Raises if nothing was found, of the rows or of a stream."""
+        if not self._sequences:
+            raise SourceError(f"{self._file} holds no sequences: it is empty, or has no line with a field to be read.")
+        if self._dropped == self._sequences:
+            raise SourceError(
+                f"{self._file}: all of its {self._sequences:,} sequences would be dropped. The first: {self._first}"
+            )
+        for column in self._layout.columns:
+            if column.name not in self._seen:
+                with _opened(self._file) as text:
+                    met = names_in(text.read(1 << 20))
+                raise SourceError(
+                    f"stream {column.name!r}: {self._file} has no field {column.field.decode()!r}. Its fields are: "
+                    f"{met}. Say what the stream is called there: fields={{{column.name!r}: ...}}."
+                )
+
+
+def _opened(file: DataFile) -> IO[bytes]:
+    found: Any = (gzip.open if file.path.lower().endswith(".gz") else open)(file.path, "rb")
+    return found  # type: ignore[no-any-return]
+
+
+def _begin(text: IO[bytes], file: DataFile) -> int:
+    """Where the text begins, after the mark that some editors put before UTF-8; it stands there now."""
+    head = text.read(3)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SourceError(f"{file} is in UTF-16. Convert it to UTF-8: iconv -f UTF-16 -t UTF-8.")
+    start = 3 if head == b"\xef\xbb\xbf" else 0
+    text.seek(start)
+    return start

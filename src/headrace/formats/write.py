@@ -7,6 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data.batch import Batch, Stream, concat
+from ..data.fields import nbytes_of
 from ..data.source import Table
 from ..errors import ConfigError, DataError, HeadraceError
 from ..store import disk
@@ -35,19 +37,28 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     """
     _check_rows(data)
     target = check_target(path)
-    kind = target.suffix.lower()
     if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
-    with whole(target) as beside:
-        rows = rows_per_block or _rows_of(data, BLOCK_BYTES)
-        if kind == ".npz":
-            _npz(data, beside, rows)
-        elif kind == ".parquet":
-            _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(beside), schema, compression="zstd"))
-        else:
-            _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(beside), schema))
-    if kind == ".npz":
+    write_batches(data, target, rows_per_block)
+    if target.suffix.lower() == ".npz":
         _warn_of_lost_strings(data, target)
+
+
+def write_batches(data: Any, target: Path, rows: int | None = None, block_bytes: int = BLOCK_BYTES) -> None:
+    """Writes a table, or batches, in blocks of so many rows or of about so many bytes.
+
+    If batches can be gone through twice, the values of sparse rows are left out of the file as those of a table are,
+    where all of them are 1.
+    """
+    kind = target.suffix.lower()
+    with whole(target) as beside:
+        if kind == ".npz":
+            _npz(data, beside, rows, block_bytes)
+        elif kind == ".parquet":
+            create = partial(pq.ParquetWriter, str(beside), compression="zstd")
+            _in_batches(partial(_blocks, data, rows, block_bytes), data, create)
+        else:
+            _in_batches(partial(_blocks, data, rows, block_bytes), data, partial(pa.ipc.new_file, str(beside)))
 
 
 def check_target(path: str | Path) -> Path:
@@ -123,28 +134,28 @@ def _not_rows(data: Any) -> str:
     )
 
 
-def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
-    """Writes Arrow record batches; the values of sparse streams are left out where a table has none."""
-    blocks = _blocks(data, rows)
-    first = next(blocks, None)
+def _in_batches(blocks: Callable[[], Iterator[Batch]], data: Any, create: Callable[[Any], Any]) -> None:
+    """Writes Arrow record batches; the values of sparse streams are left out where all of them are 1."""
+    left = blocks()
+    first = next(left, None)
     if first is None:
         raise DataError("there are no batches to write: nothing says what their streams are.")
     categories = data.categories if isinstance(data, Table) else {}
-    ones = {name for name in first if only_ones(first[name])} if isinstance(data, Table) else set()
+    ones = set() if isinstance(data, Iterator) else {name for name in first if only_ones(first[name])}
     for _ in range(1 + bool(ones)):
         schema = schema_of(first.streams, ones, categories)
         with create(schema) as writer:
-            for block in chain([first], blocks):
+            for block in chain([first], left):
                 if any(not only_ones(block[name]) for name in ones):  # written again, with all values
-                    ones, blocks = set(), _blocks(data, rows)
-                    first = next(blocks)
+                    ones, left = set(), blocks()
+                    first = next(left)
                     break
                 writer.write_batch(record_batch_of(block.fields, schema, categories))
             else:
                 return
 
 
-def _npz(data: Any, path: Path, rows: int) -> None:
+def _npz(data: Any, path: Path, rows: int | None, block_bytes: int) -> None:
     """Writes one array after the other, each in its own pass over the table."""
     if not isinstance(data, Table):
         raise ConfigError("batches have no length that is known beforehand, which .npz needs. Write them as .arrow.")
@@ -156,28 +167,30 @@ def _npz(data: Any, path: Path, rows: int) -> None:
             said = {"descr": np.dtype(stream.dtype).str, "fortran_order": False, "shape": (len(data), *stream.shape)}
             with archive.open(f"{stream.name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, said)
-                for block in _blocks(data, rows):
+                for block in _blocks(data, rows, block_bytes):
                     rows_of: Tensor = block[stream.name]
                     member.write(rows_of.cpu().contiguous().numpy().data.cast("B") if rows_of.numel() else b"")
 
 
-def _rows_of(data: Any, size: int) -> int:
+def _rows_of(data: Table, size: int) -> int:
     """How many rows make a block of about so many bytes."""
-    return max(1, int(min(MOST_ROWS, size / max(1.0, data.row_bytes)))) if isinstance(data, Table) else MOST_ROWS
+    return max(1, int(min(MOST_ROWS, size / max(1.0, data.row_bytes))))
 
 
-def _blocks(data: Any, rows: int) -> Iterator[Batch]:
-    """Blocks of at most so many rows; one block without rows for an empty table."""
+def _blocks(data: Any, rows: int | None, block_bytes: int) -> Iterator[Batch]:
+    """Blocks of at most so many rows, or of about so many bytes; one block without rows for an empty table."""
     if isinstance(data, Table):
+        rows = rows or _rows_of(data, block_bytes)
         for start in range(0, max(1, len(data)), rows):
             yield data.rows(start, min(len(data), start + rows))
         return
-    held: list[Batch] = []
+    held, size = list[Batch](), 0
     for batch in _same_streams(data):
         held.append(batch)
-        if sum(each.rows for each in held) >= rows:
+        size += batch.rows if rows else nbytes_of(batch.fields)
+        if size >= (rows or block_bytes):
             yield from _joined(held, rows)
-            held = []
+            held, size = [], 0
     if held:
         yield from _joined(held, rows)
 
@@ -196,5 +209,6 @@ def _same_streams(batches: Iterable[Any]) -> Iterator[Batch]:
         yield batch
 
 
-def _joined(batches: Sequence[Batch], rows: int) -> list[Batch]:
-    return Batch(concat(batches)).split(rows)
+def _joined(batches: Sequence[Batch], rows: int | None) -> list[Batch]:
+    joined = Batch(concat(batches))
+    return joined.split(rows) if rows else [joined]

@@ -15,6 +15,6 @@ What a line is:
 - `|#` begins a comment, up to the next `|` that is not itself followed by `#`, which is how to write a `|` in one.
 - A field is on a line once. A line with neither an id nor a field is ignored; `7 |#` is a sequence without items.
 
-`fast` reads a block at once, or says that something in it is wrong; `exact` then says what. Import order: `layout
-numbers text fast exact build cache write`.
+`parse` reads a block at once, or not at all; a block that cannot be read is cut in two until a single sequence is left,
+of which `faults` says what is wrong.
 """

@@ -1,7 +1,4 @@
-"""A block of text as fields, all of its lines at once; "no" if anything on them is not as it should be.
-
-What that is, nobody looks for here: `exact` reads such a block line by line.
-"""
+"""Reads all lines of a block of text at once, or none of them if anything is wrong: `faults` then says what."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,18 +27,12 @@ class Parsed:
     """The rows of a block."""
 
     fields: dict[str, Field]
-    lines: int
-    """Newlines in the block."""
-    sequences: int
+    rows: int
+    """The number of sequences."""
     ids: tuple[int, int] | None
     """Of the first and the last sequence, where sequences have ids."""
     seen: Sequence[str]
     """The streams that have a field."""
-    dropped: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.sequences - self.dropped
 
 
 def read_block(block: bytes, layout: Layout, has_ids: bool, one_by_one: bool = False) -> Parsed | None:
@@ -61,7 +52,7 @@ class _TextBlock:
     """A block with one blank before it, a newline at its end, and blanks after that, as bytes and as positions."""
 
     def __init__(self, block: bytes, layout: Layout, one_by_one: bool) -> None:
-        self._layout, self._one_by_one, self._lines = layout, one_by_one, block.count(b"\n")
+        self._layout, self._one_by_one = layout, one_by_one
         self.text = text = _padded(block)
         marks = np.flatnonzero((text == PIPE) | (text == NEWLINE))
         is_pipe = text[marks] == PIPE
@@ -103,7 +94,7 @@ class _TextBlock:
             fields[column.name] = items
             seen += [column.name] if len(which) else []
         limits = (int(ids[0]), int(ids[-1])) if ids is not None and count else None
-        return Parsed(fields, self._lines, count, limits, seen)
+        return Parsed(fields, count, limits, seen)
 
     # --- lines and fields ----------------------------------------------------------------------------------
 
