@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
 import headrace as hr
-from headrace.adapters.loaders import LoaderSource
+from headrace.adapters.iterables import LoaderSource
 from headrace.data.ragged import Ragged
 
 BATCH, ITEMS = 128, 4096

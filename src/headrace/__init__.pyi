@@ -9,7 +9,7 @@ from .adapters.compose import pack as pack
 from .adapters.compose import skip as skip
 from .adapters.compose import split as split
 from .adapters.compose import zip as zip
-from .adapters.loaders import LoaderSource as LoaderSource
+from .adapters.iterables import LoaderSource as LoaderSource
 from .adapters.samples import from_dataset as from_dataset
 from .adapters.stacked import samples as samples
 from .app.pretrained import save_pretrained as save_pretrained

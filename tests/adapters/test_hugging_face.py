@@ -8,7 +8,7 @@ from kit.foreign import first
 
 import headrace as hr
 from headrace.adapters.adapt import as_data
-from headrace.adapters.loaders import SampleSource
+from headrace.adapters.iterables import SampleSource
 from headrace.data.views import Concat
 
 

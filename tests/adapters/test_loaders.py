@@ -39,7 +39,7 @@ from torch.utils.data import (
 )
 
 import headrace as hr
-from headrace.adapters.loaders import LoaderSource, SampleSource
+from headrace.adapters.iterables import LoaderSource, SampleSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 
@@ -347,7 +347,7 @@ def test_data_that_have_become_shorter_cannot_go_on() -> None:
     shorter = [Own(), list(Own())[:2]]
     source = LoaderSource(shorter[0])
     cursor = [source.pull(1) for _ in range(4)][-1].cursor  # type: ignore[union-attr]
-    source._passes.data = shorter[1]
+    source._data = shorter[1]
     source.load_state_dict({**cursor, "made": source.state_dict()["made"]})  # type: ignore[dict-item]
     with pytest.raises(hr.SourceError, match="ended after 2 batches of epoch 0, of which 4 had been used"):
         source.next_batch(1)

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 import headrace as hr
 from headrace.adapters.adapt import as_data
-from headrace.adapters.loaders import LoaderSource, SampleSource
+from headrace.adapters.iterables import LoaderSource, SampleSource
 from headrace.adapters.samples import from_dataset
 from headrace.data.ragged import Ragged
 from headrace.data.views import Concat, View

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import headrace as hr
 from headrace.adapters.adapt import as_data, as_source, as_table
-from headrace.adapters.loaders import LoaderSource
+from headrace.adapters.iterables import LoaderSource
 from headrace.data.sparse import Sparse
 
 

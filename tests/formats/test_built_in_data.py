@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import headrace as hr
 from headrace.adapters.adapt import as_source
-from headrace.adapters.loaders import SampleSource
+from headrace.adapters.iterables import SampleSource
 from headrace.testing.makers import dense_table, sparse_sequences
 from headrace.testing.sources import check_source
 from headrace.testing.tables import check_table

@@ -18,9 +18,8 @@ from ..data.reader import Reader
 from ..data.source import Source, Table
 from ..errors import DataError, HeadraceError
 from ..formats.frames import is_frame, is_pandas
-from .loaders import LoaderSource, SampleSource
-from .passes import hugging_kind
-from .samples import fields_of, from_dataset
+from .iterables import LoaderSource, SampleSource
+from .samples import fields_of, from_dataset, hugging_kind
 
 
 def as_table(data: Any, like: Encoding | None = None) -> Table:

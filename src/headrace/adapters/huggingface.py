@@ -19,9 +19,8 @@ from ..data.views import Concat, View
 from ..errors import DataError, SourceError
 from ..formats.encode import Request
 from ..formats.files import open_frame
-from .loaders import SampleSource
-from .passes import hugging_kind
-from .samples import Samples
+from .iterables import SampleSource
+from .samples import Samples, hugging_kind
 
 IN_ONE_PIECE = 256 << 20  # bytes up to which chunks are copied together, so that rows are gathered at full speed
 _NUMBERS = ("Value", "ClassLabel")

@@ -177,6 +177,19 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+_HUGGING = {
+    "datasets.arrow_dataset": ("Dataset",),
+    "datasets.iterable_dataset": ("IterableDataset",),
+    "datasets.dataset_dict": ("DatasetDict", "IterableDatasetDict"),
+}
+
+
+def hugging_kind(data: Any) -> str:
+    """Which of Hugging Face's data sets it is, by name; "" for all else, such as those of a `datasets.py` of a user."""
+    found = (kind.__name__ for kind in type(data).__mro__ if kind.__name__ in _HUGGING.get(kind.__module__, ()))
+    return next(found, "")
+
+
 # --- by name -----------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
 from ..adapters.compose import map as map_rows
-from ..adapters.passes import hugging_kind
+from ..adapters.samples import hugging_kind
 from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding

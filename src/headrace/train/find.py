@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..adapters.passes import generators_of
+from ..adapters.iterable_facts import generators_of
 from ..arena.joint import parts_of
 from ..data.reader import rewound
 from ..data.source import Source

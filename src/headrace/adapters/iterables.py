@@ -1,0 +1,396 @@
+"""Sources that read what others iterate over: a DataLoader, an IterableDataset, a list of batches, any iterable.
+
+There are two ways back to a batch. Where the iterable keeps a state of its own, that state is loaded. Otherwise its
+epoch begins again with the random numbers that it began with, and the items that were used already are dropped.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _remove_worker_pids
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+
+from ..data.batch import ANY, Batch, Macrobatch, State, Stream
+from ..data.fields import Field
+from ..data.shard import WHOLE, Shard
+from ..data.source import Source, check_names, part_of
+from ..errors import ConfigError, SourceError
+from ..store import rng
+from ..store.codec import decode, encode
+from .iterable_facts import generators_of, has_exact_state, is_like, length_of, lost_at_resume, parts_of, stateful_parts
+from .samples import Names, collated, fields_of, hugging_kind
+
+_CPU = torch.device("cpu")
+_END = object()
+_AGAIN = "Pass a list, a DataLoader, or an object whose __iter__ gives a new iterator every time."
+_KEYS = ("epoch", "given", "random", "generators", "own", "made")
+
+
+class Iterated(Source):
+    """Reads an iterable, epoch after epoch, and can go back to any batch.
+
+    Data with `state_dict` and `load_state_dict` (a StatefulDataLoader) go back to their own state, saved after every
+    batch. For all others the epoch begins again: with torch's, NumPy's and Python's random numbers, the generators and
+    the epoch of the sampler as they were, and the batches that were used are dropped. That is exact wherever the order
+    comes from those, whoever draws for the samples: worker processes, or this one. Not exact is what is drawn for
+    samples by workers that stay for the next epoch (`persistent_workers`) or that are those of a StatefulDataLoader,
+    as nobody saves where they stand; nor by this process, if the length is not known, as it reads one batch ahead.
+
+    A worker process that has ended is noticed within 5 s. One that hangs is waited for as `DataLoader(timeout=)`
+    says. `streams` spares the look at the first batch that finds them out.
+    """
+
+    marks_ends = True
+    _unit = "batches"
+
+    def __init__(self, data: Iterable[Any], names: Names, streams: Sequence[Stream] | None) -> None:
+        for part in parts_of(data):
+            if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
+                raise ConfigError(
+                    f"this {type(part).__name__} gives each worker a share of the rows, and headrace shares out every "
+                    "batch by itself. Use a plain sampler, or the whole data set."
+                )
+        self._data, self._names, self._length = data, None if names is None else tuple(names), length_of(data)
+        self._name = self._who = type(data).__name__
+        if isinstance(data, DataLoader):
+            self._name = self._who = f"{type(data).__name__} of {type(data.dataset).__name__}"
+        self._exact = has_exact_state(data)
+        self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
+        by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+        self._sized = by_number and self._length is not None  # what it says of its length can be relied on
+        self._generating = generators_of(data)
+        self._made = self._compared_settings()
+        self._pass: Iterator[Any] | None = None
+        self._held: list[Any] = []  # an item that was pulled ahead
+        self._rewound = False  # whether an epoch has been begun in its middle, by a state of the data's own
+        self._epoch = self._given = 0  # where it stands: the epoch, and how many of its items have been given
+        self._random: State | None = None  # those that the epoch began with, once it has
+        self._generators: list[Tensor] | None = None
+        self._own: State | None = None
+        self._streams: tuple[Stream, ...] | None = None
+        if streams is not None:
+            self._learn(streams)
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        if self._streams is None:
+            self._learn(self._common([Stream.of(*item) for item in self._fields([self._peek()]).items()]))
+        return self._streams or ()
+
+    @property
+    def level(self) -> str:
+        found = f"by replay: the epoch of the {self._name} begins again, and the batches that were used are dropped"
+        if self._exact:
+            found = f"exactly, after any batch, by the {self._name}'s own state"
+        return f"{found}; {lost}" if (lost := lost_at_resume(self._data, self._exact)) else found
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        items, ended = self._pull(self._count(size))
+        return Batch(self._fields(items), cursor=self.state_dict(), ends_epoch=ended)
+
+    def _count(self, size: int) -> int:
+        """How many items make a batch of this size."""
+        return size
+
+    def _common(self, streams: list[Stream]) -> list[Stream]:
+        """What all batches have of these streams, which are those of the first."""
+        return streams
+
+    def _fields(self, items: list[Any]) -> dict[str, Field]:
+        raise NotImplementedError
+
+    def _learn(self, streams: Sequence[Stream]) -> None:
+        check_names(streams)
+        self._streams = tuple(streams)
+        self._who = f"{self._name} ({', '.join(stream.name for stream in streams)})"
+
+    # --- forward -----------------------------------------------------------------------------------------
+
+    def _pull(self, count: int) -> tuple[list[Any], bool]:
+        """The next items, and whether the epoch ends with them. Where it stands is known before any item after them."""
+        items: list[Any] = []
+        while len(items) < count and (item := self._next()) is not _END:
+            items.append(item)
+        if not items:
+            raise SourceError(self._empty())
+        self._given += len(items)
+        ended = len(items) < count
+        if self._exact and not ended:
+            tensors: dict[str, Tensor] = {}
+            own = json.dumps(encode(self._data.state_dict(), tensors, f"state of {self._who}"))  # type: ignore[attr-defined]
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+            self._own = {"json": own, "tensors": tensors, "generators": self._generator_states()}
+        if not ended and not (self._sized and self._given != self._length):
+            ended = (item := self._next()) is _END
+            self._held = [] if ended else [item]
+        if ended:
+            self._end_pass()
+            self._epoch, self._given = self._epoch + 1, 0
+            self._random = self._generators = self._own = None
+        return items, ended
+
+    def _peek(self) -> Any:
+        """The first item of an epoch, without a trace: the random numbers and the state are put back."""
+        if self._once:
+            self._held = self._held or [self._next()]
+            first = self._held[0]
+        else:
+            before, generators = rng.capture(_CPU), self._generator_states()
+            parts = [(part, part.state_dict()) for part in stateful_parts(self._data)]
+            self._pass = self._new_pass()
+            first = self._next()
+            self._end_pass()
+            for part, state in parts:
+                part.load_state_dict(state)
+            self._restore(before, generators)
+        if first is _END:
+            raise SourceError(self._empty())
+        return first
+
+    def _next(self) -> Any:
+        """The next item, or `_END`."""
+        if self._held:
+            return self._held.pop()
+        if self._pass is None:
+            self._begin()
+        return self._fetch()
+
+    def _fetch(self) -> Any:
+        assert self._pass is not None
+        try:
+            return next(self._pass)
+        except StopIteration:
+            if self._sized and 0 < self._given < (self._length or 0):
+                raise SourceError(
+                    f"{self._who} says that it has {self._length} batches, and ended after {self._given}. "
+                    "Correct the length of its sampler."
+                ) from None
+            return _END
+        except Exception as error:
+            self._end_pass(failed=True)
+            self.waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
+            raise SourceError(
+                f"{self._who} failed after {self._given} {self._unit} of epoch {self._epoch}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _begin(self) -> None:
+        """Begins the epoch, or goes back to where it was left."""
+        if self._given:
+            self._begin_again()
+            return
+        if self._generators is not None:
+            self._restore(None, self._generators)
+        if self._rewound and hugging_kind(self._data):
+            self._data.load_state_dict({})  # type: ignore[attr-defined]
+        self._random, self._generators = rng.capture(_CPU), self._generator_states()
+        self._pass = self._new_pass()
+
+    def _begin_again(self) -> None:
+        """Begins the epoch as it began, and gives nothing that was given; the random numbers at hand are untouched."""
+        before, own = rng.capture(_CPU), self._own
+        try:
+            self._restore(self._random, self._generators or [])
+            if own is not None:
+                self._data.load_state_dict(decode(json.loads(own["json"]), own["tensors"]))  # type: ignore[attr-defined]
+                self._rewound = True
+            self._pass = self._new_pass()
+            if own is not None:
+                self._restore(None, own["generators"])
+            for k in range(0 if own is not None else self._given):
+                if self._fetch() is _END:
+                    raise SourceError(
+                        f"{self._who} ended after {k} {self._unit} of epoch {self._epoch}, of which {self._given} had "
+                        f"been used when the run was saved. {_AGAIN if self._once else 'Read the same data.'}"
+                    )
+        except BaseException:
+            self._end_pass(failed=True)
+            raise
+        finally:
+            rng.restore(before, _CPU)
+
+    def _skip_to(self, epoch: int, given: int) -> None:
+        """Moves an iterator, which can be read only once, forward by dropping items."""
+        count = given - self._given
+        if epoch != self._epoch or count < 0:
+            raise SourceError(f"{self._who} is an iterator, which cannot go back. {_AGAIN}")
+        before = rng.capture(_CPU)
+        while count > 0 and self._next() is not _END:
+            count, self._given = count - 1, self._given + 1
+        rng.restore(before, _CPU)
+
+    def _new_pass(self) -> Iterator[Any]:
+        for part in parts_of(self._data):
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(self._epoch)
+        try:
+            found = iter(self._data)
+            if getattr(found, "_worker_pids_set", False):  # torch would raise in whatever is done when a worker dies
+                _remove_worker_pids(id(found))
+                found._worker_pids_set = False  # type: ignore[attr-defined]
+            return found
+        except Exception as error:
+            raise SourceError(
+                f"{self._who} cannot begin epoch {self._epoch}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _end_pass(self, failed: bool = False) -> None:
+        """Forgets what was given ahead. Worker processes end with their iterator, which an error would keep."""
+        current, self._pass, self._held = self._pass, None, []
+        if failed and (end := getattr(current, "_shutdown_workers", None)) is not None:
+            end()
+            if getattr(self._data, "_iterator", None) is current:  # those of `persistent_workers`
+                self._data._iterator = None  # type: ignore[attr-defined]
+
+    def _generator_states(self) -> list[Tensor]:
+        """Where the generators of the order stand."""
+        return [generator.get_state() for generator in self._generating]
+
+    def _restore(self, random: State | None, generators: list[Tensor]) -> None:
+        if random is not None:
+            rng.restore(random, _CPU)
+        for generator, state in zip(self._generating, generators, strict=True):
+            generator.set_state(state)
+
+    def _empty(self) -> str:
+        if isinstance(self._data, DataLoader) and self._sized and self._data.drop_last:
+            rows = len(self._data.dataset)  # type: ignore[arg-type]
+            return (
+                f"{self._who} gives nothing: its {rows} rows do not fill a batch of {self._data.batch_size}, and "
+                "drop_last=True drops what does not."
+            )
+        if self._once and self._epoch:
+            return f"{self._who} is an iterator, which can be read once, and has been: no more epochs. {_AGAIN}"
+        return f"{self._who} gives no {self._unit} in epoch {self._epoch}."
+
+    # --- where it stands ---------------------------------------------------------------------------------
+
+    def _compared_settings(self) -> dict[str, Any]:
+        """Settings that must be the same when a state is loaded as when it was saved."""
+        data, made = self._data, dict[str, Any](exact=self._exact, length=self._length, batch_size=None)
+        made |= {"num_workers": None, "generators": len(self._generating)}
+        if isinstance(data, DataLoader):
+            made["batch_size"] = data.batch_size
+            if self._exact or not self._sized:  # otherwise the order is the same with any number
+                made["num_workers"] = data.num_workers
+        return made
+
+    def state_dict(self) -> State:
+        """As plain values and tensors, none of which is changed later."""
+        return {
+            "epoch": self._epoch,
+            "given": self._given,
+            "random": self._random if self._given else None,
+            "generators": self._generator_states() if self._generators is None else self._generators,
+            "own": self._own,
+            "made": self._made,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes back to a state, with the next item."""
+        if missing := [key for key in _KEYS if key not in state]:
+            raise SourceError(f"this is not a state of {self._who}: it lacks {', '.join(missing)}.")
+        saved, made = state["made"], self._made
+        if differ := [
+            f"{key}: saved {saved.get(key)!r}, now {made[key]!r}" for key in made if saved.get(key) != made[key]
+        ]:
+            raise SourceError(
+                f"{self._who} cannot go back to a state of another loader ({'; '.join(differ)}). Make it as it was."
+            )
+        if self._once and self._pass is not None:
+            self._skip_to(int(state["epoch"]), int(state["given"]))
+            return
+        self._end_pass()
+        self._epoch, self._given = int(state["epoch"]), int(state["given"])
+        self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
+
+
+class LoaderSource(Iterated):
+    """Reads the batches of a loader, in its own sizes: tuples, dicts, or `Batch`es. See `Iterated`.
+
+    `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
+    generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
+    """
+
+    own_size = True
+
+    def __init__(self, loader: Iterable[Any], *, names: Names = None, streams: Sequence[Stream] | None = None) -> None:
+        super().__init__(loader, names, streams)
+        stacks = isinstance(loader, DataLoader) and loader.collate_fn is default_collate  # into new memory, every time
+        self.aliases = not stacks
+        # Rows of one shape, because any may be stacked with any other. It is not known of rows that are padded, of
+        # batches of one row, and of rows that a sampler has put together.
+        several = stacks and (loader.batch_size or 0) > 1  # type: ignore[attr-defined]
+        self._uniform = several and type(loader.sampler) in (RandomSampler, SequentialSampler)  # type: ignore[attr-defined]
+
+    def batches(self, size: int) -> int | None:
+        return self._length
+
+    def pull(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        declared = self.streams
+        batch = self.next_batch(size)
+        assert batch is not None
+        self._check(batch, declared)
+        if shard.count > 1:
+            self.compare_batch(batch)
+        return part_of(batch, shard, batch.cursor)
+
+    def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
+        """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""
+        batch = self.pull(size, shard)
+        assert batch is not None
+        cursors, aliases = [batch.cursor], self.aliases
+        return Macrobatch(batch.fields, [batch.rows], [batch.total], cursors, batch.ends_epoch, aliases=aliases)
+
+    def _count(self, size: int) -> int:
+        return 1
+
+    def _common(self, streams: list[Stream]) -> list[Stream]:
+        return streams if self._uniform else [replace(s, shape=(ANY,) * len(s.shape)) for s in streams]
+
+    def _fields(self, items: list[Any]) -> dict[str, Field]:
+        return fields_of(items[0], self._names, self._name)
+
+    def _check(self, batch: Batch, declared: Sequence[Stream]) -> None:
+        if not batch.rows:
+            raise SourceError(f"{self._who} gave a batch without rows.")
+        for stream in declared:
+            if stream.name not in batch.fields:
+                raise SourceError(f"{self._who} gave a batch with the streams {list(batch)} only.")
+            if not is_like(batch.fields[stream.name], stream):
+                raise SourceError(
+                    f"{self._who}: expected {stream}, got {Stream.of(stream.name, batch[stream.name])}. "
+                    "The batches of a loader agree in streams, dtypes and dimensions."
+                )
+
+
+class SampleSource(Iterated):
+    """Reads the samples of an IterableDataset of torch or Hugging Face, and collates them into batches.
+
+    They are read in this process; for worker processes, wrap them in a DataLoader. `names` and `sequences` are those of
+    `from_dataset`. See `Iterated`.
+    """
+
+    aliases = False  # samples are stacked
+    _unit = "samples"
+
+    def __init__(
+        self,
+        samples: Iterable[Any],
+        *,
+        names: Names = None,
+        sequences: Sequence[str] = (),
+        streams: Sequence[Stream] | None = None,
+    ) -> None:
+        self._sequences = tuple(sequences)
+        super().__init__(samples, names, streams)
+
+    def batches(self, size: int) -> int | None:
+        return None if self._length is None else -(-self._length // size)
+
+    def _fields(self, items: list[Any]) -> dict[str, Field]:
+        return collated(items, self._names, self._sequences, self._name)
