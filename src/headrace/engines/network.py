@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, unknown
 from ..store.codec import Tensors, decode, encode
-from ..workers.shared import in_tree
+from ..workers.shared import add_in_tree
 
 _AMOUNT = r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([a-zA-Zµ]+?)(?:/s)?\s*"
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -287,7 +287,8 @@ class Collective:
         if self.kind == broadcast_from(worker):
             self.total = given.clone()
         if self.kind == "tree" and not self.left:
-            self.total = in_tree(self.given).clone()
+            self.total, *scratch = [torch.empty_like(given) for _ in range(len(self.given).bit_length())]
+            add_in_tree(self.given, self.total, scratch)
         reduce = _REDUCE.get(self.kind)
         while reduce is not None and self._added < len(self.given) and self.given[self._added] is not None:
             vector = self.given[self._added]

@@ -28,6 +28,8 @@ class _Sum:
     """What a subtree of parts gives: gradients as the arena stores them, then the changes of buffers."""
 
     tensors: list[Tensor]
+    may_have_signs: bool = False
+    """Whether there may be zeros with a sign, which depends on how a pass was made."""
 
 
 class Parts(Pass):
@@ -44,7 +46,8 @@ class Parts(Pass):
         self._objective = module_of(passes.objective)
         check_can_be_cut(passes.model, self._objective)
         self._spare: list[list[Tensor]] = []  # memory for sums, from update to update
-        self._live: _Sum | None = None  # that of the last part, while its gradients are in the arena's own memory
+        self._live: _Sum | None = None  # the one whose gradients are in the arena's own memory
+        self._last = 0  # the last part of this worker that has rows
         self._each: dict[int, Outcome] = {}
         self._reached: list[bool] = []  # which parameters the parts of this worker have reached
         self._random: dict[str, Any] | None = None  # where the generators stood, once a part has moved them
@@ -57,6 +60,7 @@ class Parts(Pass):
         self._terms.begin(batch)
         divisors = self._divisors(parts, cuts)
         self._live, self._counted, self._each, self._reached = None, None, {}, []
+        self._last = max(parts, default=0)
 
         def computed(node: Node) -> _Sum | None:
             return self._compute(parts[node[0]], divisors) if node[0] in parts else None
@@ -67,14 +71,13 @@ class Parts(Pass):
         finally:
             if self._random is not None:
                 rng.restore(self._random, self._device)
-        if self._live is not None:
+        if self._live is not None and self._live.may_have_signs:
             torch._foreach_add_(self._live.tensors, 0.0)
         sums = {node: each.tensors for node, each in found.items() if each is not None}
         self._check_objective(versions)
-        self._add_terms(outcome, cuts)
         if self._comm.count > 1:
             self._comm.worked(batch.rows)
-        reached = self._reached_anywhere()
+        reached = self._add_terms(outcome, cuts)
         gradients = self._add_vectors(sums, cuts)
         return None if self._passes.has_no_weight(outcome) else self._arena.settle(gradients, reached)
 
@@ -121,7 +124,7 @@ class Parts(Pass):
             refuse_sparse(arena)
         reached = arena.reached()
         self._reached = [a or b for a, b in zip(self._reached or reached, reached, strict=True)]
-        self._live = _Sum(arena.gradients())
+        self._live = _Sum(arena.gradients(), may_have_signs=True)
         if self._buffers.exist:
             growth, counted = self._buffers.take_growth()
             self._live.tensors.append(growth * part.rows)
@@ -148,12 +151,16 @@ class Parts(Pass):
             )
 
     def _add(self, left: _Sum, right: _Sum) -> _Sum:
-        torch._foreach_add_(left.tensors, right.tensors)  # a zero on the left has no sign, nor has their sum then
-        if right is self._live:
+        """The sum, where `left` is, or in the arena's memory if no other part needs that."""
+        in_arena = right is self._live
+        into, other = (right, left) if in_arena and self._last in self._each else (left, right)
+        torch._foreach_add_(into.tensors, other.tensors)  # a zero on the left has no sign, nor has their sum then
+        into.may_have_signs = False
+        if other is self._live:
             self._live = None
         else:
-            self._spare.append(right.tensors)
-        return left
+            self._spare.append(other.tensors)
+        return into
 
     def _copy(self, tensors: list[Tensor]) -> list[Tensor]:
         copy = self._spare.pop() if self._spare else []
@@ -187,25 +194,24 @@ class Parts(Pass):
             rng.restore(standing, self._device)
         return self._terms.divide_parts(weights, add_up)
 
-    def _add_terms(self, outcome: Outcome, cuts: Sequence[int]) -> None:
-        """The terms of the outcome become those of the whole batch; its outputs stay those of this worker."""
+    def _add_terms(self, outcome: Outcome, cuts: Sequence[int]) -> list[bool]:
+        """The terms of the outcome become those of the whole batch; its outputs stay those of this worker.
+
+        Which parameters any part of any worker has reached travels in the same message.
+        """
         terms, count = self._terms, len(self._terms.names)
         rows = {number: terms.sums(each, 0.0) for number, each in self._each.items()}
         for each in self._each.values():
             outcome.terms = outcome.terms or each.terms
             outcome.outputs += each.outputs
         everyone = all(cuts[each.start] < cuts[each.stop] for each in self._everyone)
-        terms.settle(outcome, self._tree.numbers(rows, count, cuts, self._device), everyone)
-
-    def _reached_anywhere(self) -> list[bool]:
-        """Which parameters any part of any worker has reached."""
         reached = self._reached or [False] * len(self._arena.names)
-        if self._comm.count == 1:
-            return reached
-        self._passes.is_sharing = True  # from here on the others count on this pass
-        flags = self._reach.flags(reached, torch.empty(0, dtype=torch.float64)).clone()
-        self._comm.all_reduce(flags)
-        return self._reach.anywhere(flags)
+        flags = None
+        if self._comm.count > 1:
+            self._passes.is_sharing = True  # from here on the others count on this pass
+            flags = self._reach.flags(reached, torch.empty(0, dtype=torch.float64)).clone()
+        terms.settle(outcome, self._tree.numbers(rows, count, cuts, self._device, flags), everyone)
+        return reached if flags is None else self._reach.anywhere(flags)
 
     def _add_vectors(self, sums: Mapping[Node, list[Tensor]], cuts: Sequence[int]) -> list[Tensor]:
         """Gradients become those of the whole batch, which are returned, and buffers what all parts make of them."""

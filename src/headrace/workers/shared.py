@@ -51,6 +51,7 @@ class Shared:
         self._shard, self._peers, self._timeout_s = shard, peers, timeout_s
         self._memory = memory.view(shard.count, PLACES, PART)
         self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._scratch = torch.empty(shard.count.bit_length(), PART, dtype=torch.uint8)  # mapped once, not for each sum
         self._part = 0
         self._begun: _SharedReduction | None = None
         self._spin_s = SPIN_S if shard.count <= system.cores() else 0.0
@@ -81,7 +82,7 @@ class Shared:
             if number + 1 < len(parts):  # one part ahead, so that nobody waits for a signal on its way
                 self._put(number + 1, parts[number + 1])
             self._await(number, part)
-            combine(self._of_all(number, part), part, op)
+            self._combine(number, part, op)
         self._part += len(parts)
 
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
@@ -112,7 +113,8 @@ class Shared:
         for number, part in enumerate(parts):
             self._await(number, part)
             start, stop = self._slice(self._shard.index, part)
-            combine([place[start:stop] for place in self._of_all(number, part)], part[start:stop], op)
+            scratch = [vector[: stop - start] for vector in self._scratch.view(part.dtype)]
+            combine([place[start:stop] for place in self._of_all(number, part)], part[start:stop], op, scratch)
             self._of_all(number, part)[self._shard.index][start:stop] = part[start:stop]
             if number < last:
                 self._put(number + 1, parts[number + 1])
@@ -123,6 +125,11 @@ class Shared:
         self._await(last + 1, parts[last])
         self._take(last, parts[last])
         self._part += len(parts) + 1
+
+    def _combine(self, number: int, part: Tensor, op: Op) -> None:
+        """Adds up what lies in a place."""
+        scratch = [vector[: part.numel()] for vector in self._scratch.view(part.dtype)] if op == "tree" else ()
+        combine(self._of_all(number, part), part, op, scratch)
 
     def _take(self, number: int, part: Tensor) -> None:
         for index, place in enumerate(self._of_all(number, part)):
@@ -175,7 +182,7 @@ class Shared:
         begun, self._begun = self._begun, None
         if begun is not None:
             self._await(0, begun.vector)
-            combine(self._of_all(0, begun.vector), begun.vector, begun.op)
+            self._combine(0, begun.vector, begun.op)
             self._part += 1
 
 
@@ -190,12 +197,11 @@ class _SharedReduction:
             self._shared._finish()
 
 
-def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
+def combine(vectors: Sequence[Tensor], out: Tensor, op: Op, scratch: Sequence[Tensor] = ()) -> None:
     """`out` becomes the sum, or the maximum, in this order; it may be none of the vectors."""
     first, second, *others = vectors
     if op == "tree":
-        middle = len(vectors) // 2
-        torch.add(in_tree(vectors[:middle]), in_tree(vectors[middle:]), out=out)
+        add_in_tree(vectors, out, scratch)
     elif op == "max":
         torch.maximum(first, second, out=out)
         for other in others:
@@ -211,12 +217,18 @@ def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
             out.add_(other)
 
 
-def in_tree(vectors: Sequence[Tensor]) -> Tensor:
-    """The sum of two and two, of the sums again two and two, and so on; none of the vectors changes."""
-    if len(vectors) == 1:
-        return vectors[0]
+def add_in_tree(vectors: Sequence[Tensor], out: Tensor, scratch: Sequence[Tensor]) -> None:
+    """`out` becomes the sum of two and two of 2, 4, 8, … vectors, of the sums again two and two, and so on.
+
+    `scratch`: memory for sums, a vector for every level below the first two.
+    """
     middle = len(vectors) // 2
-    return torch.add(in_tree(vectors[:middle]), in_tree(vectors[middle:]))
+    if middle == 1:
+        torch.add(*vectors, out=out)
+        return
+    add_in_tree(vectors[:middle], out, scratch)
+    add_in_tree(vectors[middle:], scratch[0], scratch[1:])
+    out.add_(scratch[0])
 
 
 def _lost(index: int, what: str) -> WorkerError:

@@ -61,9 +61,17 @@ class WorkerTree:
         self._meet = len(self._owners) == shard.count and in_pairs  # each owns one, and two and two make the next
 
     def numbers(
-        self, rows: Mapping[int, Sequence[Scalar]], count: int, cuts: Sequence[int], device: torch.device
+        self,
+        rows: Mapping[int, Sequence[Scalar]],
+        count: int,
+        cuts: Sequence[int],
+        device: torch.device,
+        flags: Tensor | None = None,
     ) -> list[Scalar]:
-        """A few numbers of every part, added up; `rows`: those of this worker's parts that have rows."""
+        """A few numbers of every part, added up; `rows`: those of this worker's parts that have rows.
+
+        `flags` travel along, and become the sums over all workers.
+        """
         parts, on_host = self._root[1], device.type == "cpu"
         table = [list(rows.get(part, [0.0] * count)) for part in range(parts)]
         if self._comm.count > 1 or not on_host:
@@ -73,8 +81,13 @@ class WorkerTree:
                 vector = torch.tensor(flat, dtype=dtype)
             else:
                 vector = torch.stack([torch.as_tensor(number, dtype=dtype, device=device) for number in flat])
+            if flags is not None:
+                vector = torch.cat([vector, flags.to(vector)])
             if self._comm.count > 1:
                 self._comm.all_reduce(vector)
+            if flags is not None:
+                vector, sums = vector.split([len(flat), len(flags)])
+                flags.copy_(sums)
             table = vector.view(parts, count).tolist() if on_host else [list(row) for row in vector.view(parts, count)]
         total = tree_sum(
             self._root, lambda node: table[node[0]] if has_rows(node, cuts) else None, is_part, _added_numbers
@@ -89,7 +102,7 @@ class WorkerTree:
         """
         outs = list(out)
         if self._comm.count > 1 and self._meet and all(has_rows(node, cuts) for node in self._owners):
-            torch._foreach_copy_(outs, list(*sums.values()))
+            _move(list(*sums.values()), outs)
             for vector in outs:
                 self._comm.all_reduce(vector, "tree")
         else:
@@ -99,7 +112,7 @@ class WorkerTree:
                 self._owners.__contains__,
                 _added_vectors,
             )
-            torch._foreach_copy_(outs, list(total or ()))
+            _move(list(total or ()), outs)
 
     def _received(
         self, node: Node, sums: Mapping[Node, Sequence[Tensor]], out: Sequence[Tensor], cuts: Sequence[int]
@@ -116,6 +129,13 @@ class WorkerTree:
 def has_rows(node: Node, cuts: Sequence[int]) -> bool:
     """Whether any of a subtree's parts has rows, of a batch that is cut so."""
     return cuts[node[0]] < cuts[node[1]]
+
+
+def _move(vectors: list[Tensor], out: list[Tensor]) -> None:
+    """Copies the vectors that are not there already."""
+    for vector, to in zip(vectors, out, strict=True):
+        if vector.data_ptr() != to.data_ptr():
+            to.copy_(vector)
 
 
 def _added_numbers(left: list[Scalar], right: list[Scalar]) -> list[Scalar]:
