@@ -29,8 +29,6 @@ PART = 512 * 1024
 """Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
 PLACES = 4
 """Of each worker: the part in place k % 4 is read by all when part k + 4 is written, see `_signal`."""
-FEW = 4
-"""Up to so many workers, each adds up everything; more share the work, which takes a second signal for every part."""
 SPIN_S = 100e-6
 """How long a worker looks again and again before it sleeps: to be woken up takes about as long."""
 HALVES = (torch.float16, torch.bfloat16)
@@ -74,9 +72,6 @@ class Shared:
         parts = flat.split(PART // flat.element_size())
         if flat.numel() == 0:
             return
-        if len(parts) > 1 and self._shard.count > FEW:
-            self._share_work(parts, op)
-            return
         self._put(0, parts[0])
         for number, part in enumerate(parts):
             if number + 1 < len(parts):  # one part ahead, so that nobody waits for a signal on its way
@@ -103,42 +98,10 @@ class Shared:
         self._places.clear()
         self._memory = torch.empty(0)
 
-    def _share_work(self, parts: Sequence[Tensor], op: Op) -> None:
-        """Each adds up its slice of a part, and takes the others' slices from where they lie.
-
-        While worker i's slice of a part is added up, nobody else reads or writes it in worker i's place.
-        """
-        last = len(parts) - 1
-        self._put(0, parts[0])
-        for number, part in enumerate(parts):
-            self._await(number, part)
-            start, stop = self._slice(self._shard.index, part)
-            scratch = [vector[: stop - start] for vector in self._scratch.view(part.dtype)]
-            combine([place[start:stop] for place in self._of_all(number, part)], part[start:stop], op, scratch)
-            self._of_all(number, part)[self._shard.index][start:stop] = part[start:stop]
-            if number < last:
-                self._put(number + 1, parts[number + 1])
-            else:
-                self._signal(number + 1, part)
-            if number > 0:
-                self._take(number - 1, parts[number - 1])
-        self._await(last + 1, parts[last])
-        self._take(last, parts[last])
-        self._part += len(parts) + 1
-
     def _combine(self, number: int, part: Tensor, op: Op) -> None:
         """Adds up what lies in a place."""
         scratch = [vector[: part.numel()] for vector in self._scratch.view(part.dtype)] if op == "tree" else ()
         combine(self._of_all(number, part), part, op, scratch)
-
-    def _take(self, number: int, part: Tensor) -> None:
-        for index, place in enumerate(self._of_all(number, part)):
-            if index != self._shard.index:
-                start, stop = self._slice(index, part)
-                part[start:stop] = place[start:stop]
-
-    def _slice(self, index: int, part: Tensor) -> tuple[int, int]:
-        return part.numel() * index // self._shard.count, part.numel() * (index + 1) // self._shard.count
 
     def _of_all(self, number: int, part: Tensor) -> list[Tensor]:
         """What all workers have put into a place."""
