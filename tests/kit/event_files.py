@@ -1,6 +1,8 @@
 """What a directory of TensorBoard's holds, read in two ways; and what it has to hold, by the reports of a run."""
 
 import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +64,24 @@ def wanted(run: Path) -> Curves:
                 if not points or points[-1][0] < row["step"]:  # the rate stands beside the scores of the test too
                     points.append((row["step"], float(np.float32(value))))
     return curves
+
+
+BLOCK, HEAD = 1 << 15, 7  # bytes of a block of W&B's files, and of what a file or a piece of a record begins with
+WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def wandb_records(path: Path) -> Iterator[bytes]:
+    """The records of a file of W&B's, which is like a log of LevelDB, up to one that is cut short."""
+    data, record, at = path.read_bytes(), b"", HEAD
+    while at + HEAD <= len(data):
+        if BLOCK - at % BLOCK < HEAD:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + HEAD])
+        piece = data[at + HEAD : at + HEAD + length]
+        if len(piece) < length or kind not in (WHOLE, FIRST, MIDDLE, LAST):
+            return
+        record = piece if kind in (WHOLE, FIRST) else record + piece
+        if kind in (WHOLE, LAST):
+            yield record
+        at += HEAD + length

@@ -31,37 +31,19 @@ whole.fit((x, y), epochs=4, progress=False)
 print(torch.equal(again.model.weight, whole.model.weight), "going on from step 11" in open("run/log.txt").read())
 """
 
-LONG = """
-import IPython.display
-class Shell(type(get_ipython())):
-    'As Colab has one.'
-get_ipython().__class__ = Shell
-sent, update = [], IPython.display.DisplayHandle.update
-IPython.display.DisplayHandle.update = lambda self, *args, **options: sent.append(1) or update(self, *args, **options)
-trainer().fit((x, y), epochs=250)
-print(len(sent) < 250)
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
-def test_a_notebook_shows_one_live_line_and_a_figure_and_goes_on_after_an_interrupt(tmp_path: Any) -> None:
+def test_a_notebook_shows_lines_and_a_figure_and_goes_on_after_an_interrupt(tmp_path: Any) -> None:
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    sources = [MADE, "history = trainer().fit((x, y), epochs=3)", "history.plot()", INTERRUPTED, LONG]
+    sources = [MADE, "history = trainer().fit((x, y), epochs=3)", "history.plot()", INTERRUPTED]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     client.NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    _, trained, plotted, interrupted, long = (cell.outputs for cell in book.cells)
-    (shown,) = trained  # drawn in place: one output however often it changed
-    assert shown.output_type == "display_data"
-    lines = shown.data["text/plain"].splitlines()
+    _, trained, plotted, interrupted = (cell.outputs for cell in book.cells)
+    lines = "".join(output.text for output in trained if output.output_type == "stream").splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert lines[3].startswith("ended after 24 steps")
     assert "image/png" in plotted[-1].data
     assert "".join(out.text for out in interrupted if out.get("name") == "stdout") == "interrupted\nTrue True\n"
-    *shown, last = long  # of many short epochs no output is long, and most lines are sent together
-    assert [out.data["text/plain"].count("\n") for out in shown] == [99, 99, 50]
-    lines = "\n".join(out.data["text/plain"] for out in shown).splitlines()
-    assert [line.split("  train")[0] for line in lines[:-1]] == [f"epoch {k:>3}/250" for k in range(1, 251)]
-    assert last.text == "True\n"

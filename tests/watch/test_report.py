@@ -16,7 +16,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kit import report_runs as runs
-from PIL import Image
 
 import headrace as hr
 from headrace.store import disk
@@ -79,7 +78,6 @@ def test_a_fork_is_drawn_over_its_parent(tmp_path: Path) -> None:
     drawn = [value for tag, name, value in made.attributes if (tag, name) == ("path", "class")]
     assert drawn.count("line parent s0") == drawn.count("line s0") - 1 > 0, "all but the pace"
     assert [row["step"] for row in read(run).parents[0][1]] == [60, 80, 100, 120, 140, 160]
-    write(run, pictures=True)
     (parent / "run.json").write_text(json.dumps(runs.FACTS | {"id": "another run"}))
     made = page(run)
     assert f"faint: {parent}@60" in made.text
@@ -412,18 +410,6 @@ def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", 1.0)
     places = [float(place) for _, path in drawn.paths for place in re.findall(r"[^MLHVhz ]+", path)]
     assert all(0 <= place <= 1000 for place in places)
-
-
-@pytest.mark.slow
-def test_each_curve_is_a_picture_for_a_paper_and_the_confusion_is_another(tmp_path: Path) -> None:
-    run = runs.make(tmp_path / "run", runs.classified(3))
-    write(run, pictures=True)
-    files = {path.stem: path for path in (run / "report").iterdir()}
-    assert set(files) == {"loss", "loss-ce", "loss-l2", "accuracy", "rate", "confusion"}
-    for path in files.values():
-        with Image.open(path) as picture:
-            assert round(picture.info["dpi"][0]) == 300
-            assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 20, "not blank"
 
 
 def test_a_report_that_is_shared_names_no_host_and_no_place(tmp_path: Path) -> None:

@@ -282,10 +282,14 @@ def compare_machine(before: Any, device: torch.device) -> None:
         )
 
 
+MOMENT_S = 0.2
+"""How long a trainer waits for whoever only looks whether a run is in use."""
+
+
 def lock_run(path: Path) -> FileLock:
     """A file lock that prevents two processes from training in one run directory; it ends with its process."""
     os.close(disk.open_regular(path, os.O_RDWR | os.O_CREAT))
-    lock = FileLock(path, blocking=False, thread_local=False)
+    lock = FileLock(path, timeout=MOMENT_S, thread_local=False)
     try:
         lock.acquire()
     except Timeout:

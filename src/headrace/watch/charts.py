@@ -183,15 +183,10 @@ def png_of(figure: "Figure", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def draw(
-    ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None, parents: Sequence[Sequence[Row]] = ()
-) -> None:
-    """Draws a panel: its curves against the epoch, or the step, over those of its parents, and where the best is."""
+def draw(ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None) -> None:
+    """Draws a panel: its curves against the epoch, or the step, and where the best is."""
     axis = axis_of(rows)
     curves = panel.curves(rows, axis)
-    colours = dict(zip((curve.name for curve in curves), colours_of(curves), strict=True))
-    for curve in [curve for others in parents for curve in panel.curves(others, axis)]:
-        ax.plot(curve.x, curve.y, color=COLOURS[colours.get(curve.name, 0)], linewidth=1.4, alpha=0.4)
     for curve, colour in zip(curves, colours_of(curves), strict=True):
         label = label_of(curve, panel)
         marker = "o" if len(curve.x) == 1 else None
@@ -238,22 +233,3 @@ def colours_of(curves: Sequence[Curve]) -> list[int]:
     if set(families) <= set(FAMILIES) and len(set(families)) == len(families):
         return [FAMILIES.index(one) for one in families]
     return [k % len(COLOURS) for k in range(len(curves))]
-
-
-def draw_confusion(ax: "Axes", names: Sequence[str], matrix: Sequence[Sequence[int]]) -> None:
-    """Draws a confusion matrix, each row shaded by its shares."""
-    shares = [[count / max(1, sum(line)) for count in line] for line in matrix]
-    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    size = max(3.5, 7 - 0.2 * len(names))
-    for i, line in enumerate(matrix):
-        for j, count in enumerate(line):
-            if count:
-                colour = "white" if shares[i][j] > 0.5 else "black"
-                ax.text(j, i, str(count), ha="center", va="center", fontsize=size, color=colour)
-    ax.set_xticks(range(len(names)), names, fontsize=size, rotation=90 if max(map(len, names)) > 3 else 0)
-    ax.set_yticks(range(len(names)), names, fontsize=size)
-    ax.set_xlabel("answer", fontsize="small")
-    ax.set_ylabel("class", fontsize="small")
-    ax.tick_params(length=0)
-    for side in ax.spines.values():
-        side.set_visible(False)

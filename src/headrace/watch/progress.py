@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 STYLES = ("auto", "bar", "plain")
 BAR_S = 0.1  # how often the bar is drawn
 WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
-LONGEST = 100  # lines of one output of a notebook
 LINE_S = 10.0  # how often a line is printed within an epoch
 LEAST, MOST = 10, 40  # columns of the bar itself
 _COLUMN = 10  # of a number in the line of an epoch, such as " 0.0009835"
@@ -27,10 +26,7 @@ RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
 
 
 class Progress(Callback):
-    """`"bar"`, `"plain"`, or `"auto"`: the bar on a standard error that is a terminal and can draw it, else lines.
-
-    In a notebook, "auto" has a line for each epoch and one below them that is drawn anew while an epoch goes on.
-    """
+    """`"bar"`, `"plain"`, or `"auto"`: the bar on a standard error that is a terminal and can draw it, else lines."""
 
     everywhere = False
     each_step = False
@@ -47,8 +43,7 @@ class Progress(Callback):
     def on_fit_start(self, info: Info) -> None:
         file = self._file or sys.stderr
         bar = self._style == "bar" or (self._style == "auto" and _has_bars(file))
-        live = self._style == "auto" and self._file is None and in_notebook()
-        self._display = Bar(file) if bar else LiveLine(file) if live else _Lines(file)
+        self._display = Bar(file) if bar else _Lines(file)
         self._clock, self._next = _Clock(info), 0.0
         if info.resumed:
             self._display.print_line(f"going on from step {info.resumed:,}, epoch {_epoch(info)}")
@@ -219,57 +214,6 @@ class Bar(_Lines):
 
     def close(self) -> None:
         self._live.stop()
-
-
-class LiveLine(_Lines):
-    """Draws one line in the output of a notebook's cell, in place; lines printed meanwhile stay above it.
-
-    An output is sent whole whenever it changes. So it is sent by time, and after `LONGEST` lines a new one begins.
-    """
-
-    period = 5 * BAR_S
-
-    def __init__(self, file: TextIO) -> None:
-        super().__init__(file)
-        self._lines: list[str] = []
-        self._handle: Any = None
-        self._next = 0.0
-        self._waiting = False  # whether there are lines that have not been sent
-
-    def draw(self, info: Info, clock: _Clock) -> None:
-        pieces = [_place(info), *_losses(info), _rates(info, clock), *_left(info, clock)]
-        self._show([*self._lines, f"epoch {_epoch(info)}  {'  '.join(pieces)}"])
-
-    def print_line(self, text: str) -> None:
-        self._lines.append(text)
-        full = len(self._lines) == LONGEST
-        if full or time.perf_counter() >= self._next:
-            self._show(self._lines)
-        else:
-            self._waiting = True
-        if full:
-            self._lines, self._handle = [], None
-
-    def close(self) -> None:
-        if self._waiting:
-            self._show(self._lines)
-
-    def _show(self, lines: Sequence[str]) -> None:
-        from IPython.display import display
-
-        self._next, self._waiting = time.perf_counter() + self.period, False
-        data = {"text/plain": "\n".join(lines)}
-        if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._handle.update(data, raw=True)
-
-
-def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, whose cells have outputs that can be drawn anew."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # Colab's is one of its own
 
 
 class _Line:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import threading
 import time
 import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +38,6 @@ _UNFIT = re.compile(r"[^\w\-.]")  # what W&B allows in no artifact's name
 _OURS = ("id", "resume", "config")
 _EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
 """Exit codes as W&B gives them itself: 255 after Ctrl-C."""
-_BLOCK, _HEAD = 1 << 15, 7  # bytes of a block, and of what a file or a piece of a record begins with
-_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class Tracker(Callback, ABC):
@@ -61,15 +57,14 @@ class Tracker(Callback, ABC):
         if isinstance(artifacts, str | Path) or not isinstance(artifacts, Sequence):
             raise ConfigError(f"{kind}(artifacts=) takes a list of files and directories, got {artifacts!r}.")
         self._params, self._artifacts = flattened(params or {}), [Path(path) for path in artifacts]
+        self._failure: tuple[int, Exception] | None = None
+        self._sender: _Sender | None = None
+        self.forget()
+
+    def forget(self) -> None:
         self.id = ""
         """The other program's id for this training, once it has begun."""
         self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
-        self._failing = self._begun = False
-        self._failure: tuple[int, Exception] | None = None
-        self._sender: _Sender | None = None
-
-    def forget(self) -> None:
-        self.id, self._waiting = "", deque(maxlen=MOST_WAITING)
         self._failing = self._begun = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -312,9 +307,10 @@ class WandB(Tracker):
     """Logs settings as the config, and every number at its step; a resumed training goes on in the same W&B run.
 
     `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
-    Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last step
-    of those before; what W&B had not written when a process was killed is passed on again. `params`: of your own, in
-    the config beside the settings; `artifacts`: files and directories that are uploaded when the training ends.
+    Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last
+    checkpoint: a step that was reported between it and a kill stands in two files, with the same numbers. `params`: of
+    your own, in the config beside the settings; `artifacts`: files and directories that are uploaded when the training
+    ends.
     """
 
     def __init__(
@@ -334,7 +330,18 @@ class WandB(Tracker):
             )
         self._options = {"project": project, "name": name, **options}
         self._run: Any = None
-        self._known = -1  # the last step that W&B has
+
+    def forget(self) -> None:
+        super().forget()
+        self._known = -1
+        """The last step that was passed on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "known": self._known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._known = int(state["known"])
 
     def begin(self, info: Info) -> None:
         import wandb
@@ -347,10 +354,8 @@ class WandB(Tracker):
         if info.run is not None:
             given.setdefault("name", info.run.name)
         self._run = wandb.init(id=self.id, resume="allow", **given)
-        self._known = self._run.step - 1
-        if self._run.offline:
-            found = Path(self._run.settings.wandb_dir).glob(f"offline-run-*-{self.id}/*.wandb")
-            self._known = max((step for path in found for step in _steps(path)), default=-1)
+        if not self._run.offline:
+            self._known = self._run.step - 1
 
     def send(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -370,29 +375,3 @@ class WandB(Tracker):
 
     def end(self, state: str) -> None:
         self._run.finish(exit_code=_EXIT[state])
-
-
-def _steps(path: Path) -> Iterator[int]:
-    """The steps that a file of W&B's holds."""
-    record_of = import_module("wandb.proto.wandb_internal_pb2").Record.FromString
-    for data in _records(path.read_bytes()):
-        record = record_of(data)
-        if record.HasField("history"):
-            yield record.history.step.num
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """The records of a file as LevelDB writes its log, in pieces that no block divides, up to one that is cut short."""
-    record, at = b"", _HEAD
-    while at + _HEAD <= len(data):
-        if _BLOCK - at % _BLOCK < _HEAD:
-            at += _BLOCK - at % _BLOCK
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + _HEAD])
-        piece = data[at + _HEAD : at + _HEAD + length]
-        if len(piece) < length or kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST):
-            return
-        record = piece if kind in (_WHOLE, _FIRST) else record + piece
-        if kind in (_WHOLE, _LAST):
-            yield record
-        at += _HEAD + length

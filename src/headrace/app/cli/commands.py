@@ -46,7 +46,7 @@ COMMANDS = {
     "diff": (LOOK, "record:diff", "Show the first difference of two runs."),
     "verify": (LOOK, "record:verify", "Check the hashes of a run, and make stretches of it again."),
     "runs": (LOOK, "runs:runs", "List the runs in a directory."),
-    "report": (LOOK, "runs:report", "Write a run as one page, report.html, and pictures."),
+    "report": (LOOK, "runs:report", "Write a run as one page, report.html."),
     "doctor": (LOOK, "doctor:doctor", "Show versions, devices and space, and what is missing."),
 }
 """By its words: the group that help shows it in, the module and the name of its function, and what it does."""

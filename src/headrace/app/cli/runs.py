@@ -95,15 +95,12 @@ def _best(facts: dict[str, Any]) -> str:
     return "-" if best["value"] is None else f"{best['key']} {best['value']:.4g}"
 
 
-def report(
-    run: str, /, *, out: Path | None = None, pictures: bool = False, share: bool = False, json: bool = False
-) -> int:
+def report(run: str, /, *, out: Path | None = None, share: bool = False, json: bool = False) -> int:
     """Writes a run as one page that needs nothing but itself.
 
     Args:
         run: the directory of a run
         out: the page (RUN/report.html)
-        pictures: the curves as PNG, too, in RUN/report
         share: leave out the host, the command, the environment and the directories
         json: print JSON, for a program to read
     """
@@ -111,8 +108,6 @@ def report(
         check_ending(out, (".html",), "--out")
     from ...watch.report import write
 
-    page = write(run, out, pictures, share)
-    drawn = str(Path(run) / "report") if pictures else None
-    text = f"{page}: open it in a browser" + (f"\n{drawn}: the curves as pictures" if drawn else "")
-    print_result(json, {"report": str(page), "pictures": drawn}, text)
+    page = write(run, out, share)
+    print_result(json, {"report": str(page)}, f"{page}: open it in a browser")
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...store import disk, system
+from ...store import disk
 from ...store.document import COUNTERS, LARGE_BYTES, SMALL_BYTES, Row, read_document, read_row
 from ...store.named import run_path
 from ...store.place import WHY, Place
@@ -241,24 +241,14 @@ def _saved(path: Path, step: int) -> SavedCheckpoint | None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a trainer is at work: whether the kernel lists a lock on this file. Nothing is locked to find out."""
-    if not (without_reading := system.flags("O_PATH")):
-        return False
+    """Whether a trainer is at work: whether the file is locked. A trainer that begins meanwhile waits for a moment."""
     try:
-        file = os.open(lock, without_reading)
-        try:
-            held = f"{_device(file)}:{os.fstat(file).st_ino}"
-        finally:
-            os.close(file)
-        return any(line.split()[5:6] == [held] for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines())
-    except (OSError, StopIteration):
+        import fcntl
+
+        with open(disk.open_regular(lock, os.O_RDONLY), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ImportError):
         return False
-
-
-def _device(file: int) -> str:
-    """The device of an open file as the kernel lists it with locks: that of its mount, which stat may not know."""
-    facts = Path(f"/proc/self/fdinfo/{file}").read_text(encoding="utf-8").splitlines()
-    mount = next(line.split()[1] for line in facts if line.startswith("mnt_id:"))
-    mounts = map(str.split, Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
-    major, minor = next(fields[2] for fields in mounts if fields[0] == mount).split(":")
-    return f"{int(major):02x}:{int(minor):02x}"
+    return False
