@@ -307,10 +307,9 @@ class WandB(Tracker):
     """Logs settings as the config, and every number at its step; a resumed training goes on in the same W&B run.
 
     `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
-    Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last
-    checkpoint: a step that was reported between it and a kill stands in two files, with the same numbers. `params`: of
-    your own, in the config beside the settings; `artifacts`: files and directories that are uploaded when the training
-    ends.
+    Test scores are in the summary. Offline, every start has a file of its own, which has all numbers from the first
+    step on: send the last one. `params`: of your own, in the config beside the settings; `artifacts`: files and
+    directories that are uploaded when the training ends.
     """
 
     def __init__(
@@ -330,18 +329,7 @@ class WandB(Tracker):
             )
         self._options = {"project": project, "name": name, **options}
         self._run: Any = None
-
-    def forget(self) -> None:
-        super().forget()
-        self._known = -1
-        """The last step that was passed on."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "known": self._known}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._known = int(state["known"])
+        self._known = -1  # the last step that W&B has
 
     def begin(self, info: Info) -> None:
         import wandb
@@ -354,8 +342,7 @@ class WandB(Tracker):
         if info.run is not None:
             given.setdefault("name", info.run.name)
         self._run = wandb.init(id=self.id, resume="allow", **given)
-        if not self._run.offline:
-            self._known = self._run.step - 1
+        self._known = -1 if self._run.offline else self._run.step - 1
 
     def send(self, rows: Iterable[Row]) -> None:
         for row in rows:
