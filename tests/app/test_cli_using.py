@@ -1,4 +1,4 @@
-"""What uses a run: `validate`, `test`, `predict`, `runs`, `report`, `board`."""
+"""What uses a run: `validate`, `predict`, `runs`, `report`."""
 
 import json
 import os
@@ -151,11 +151,11 @@ def answer(capsys: Any, *words: object) -> Any:
 def test_scores_are_those_of_the_training(capsys: Any) -> None:
     rows = [json.loads(line) for line in Path("runs/sines/metrics.jsonl").read_text().splitlines()]
     last = {key: value for row in rows for key, value in row.items()}
-    for command, name in (("validate", "val"), ("test", "test")):
-        found = answer(capsys, command, "runs/sines", "--trust")
+    for name in ("val", "test"):
+        found = answer(capsys, "validate", "runs/sines", "--on", name, "--trust")
         assert found.pop("step") == 10
         assert found == {key: value for key, value in last.items() if key.startswith(f"{name}/")}
-    assert headrace("test", "runs/sines", "--trust") == 0
+    assert headrace("validate", "--on", "test", "runs/sines", "--trust") == 0
     assert capsys.readouterr().out.startswith("the weights of step 10\ntest/loss")
 
 
@@ -174,8 +174,8 @@ def test_other_weights_can_be_named(capsys: Any) -> None:
 def test_a_file_is_scored_as_the_recipes_data_are(capsys: Any) -> None:
     x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
     np.savez("sines.npz", y=y.numpy(), x=x.double().numpy())
-    assert answer(capsys, "test", "runs/sines", "--trust", "sines.npz") == answer(
-        capsys, "test", "runs/sines", "--trust"
+    assert answer(capsys, "validate", "--on", "test", "runs/sines", "--trust", "sines.npz") == answer(
+        capsys, "validate", "--on", "test", "runs/sines", "--trust"
     )
     made = loaded("runs/flowers", "garden.py:flowers", {"drawn": False})
     whole = hr.concat(made.train, made.val)
@@ -188,30 +188,26 @@ def test_a_recipe_that_has_moved_can_be_named_and_keeps_its_arguments(tmp_path: 
     shutil.copytree("runs/sines", tmp_path / "run")
     document = tmp_path / "run" / "recipe.json"
     document.write_text(document.read_text().replace("sines.py", "moved.py"))
-    assert "Name the recipe yourself: recipe='file.py' (--recipe file.py)" in refused(capsys, "test", tmp_path / "run")
-    named = answer(capsys, "test", tmp_path / "run", "--recipe", "sines.py:small")
-    assert named == answer(capsys, "test", "runs/sines", "--trust"), "of width 6, as the run says"
-    said = refused(capsys, "test", tmp_path / "run", "--recipe", "sine.py:small")
+    assert "Name the recipe yourself: recipe='file.py' (--recipe file.py)" in refused(
+        capsys, "validate", "--on", "test", tmp_path / "run"
+    )
+    named = answer(capsys, "validate", "--on", "test", tmp_path / "run", "--recipe", "sines.py:small")
+    assert named == answer(capsys, "validate", "--on", "test", "runs/sines", "--trust"), "of width 6, as the run says"
+    said = refused(capsys, "validate", "--on", "test", tmp_path / "run", "--recipe", "sine.py:small")
     assert "sine.py is not a Python file with a recipe. Did you mean 'sines.py'?" in said
     on = ["resume", tmp_path / "run", "--recipe", "sines.py:small", "--epochs", "3"]
     assert answer(capsys, *on)["epoch"] == 3
 
 
 def test_data_that_a_recipe_has_not_are_told(capsys: Any) -> None:
-    assert "the recipe has no test data. It has val data. Name a file" in refused(
-        capsys, "test", "runs/flowers", "--trust"
+    assert "the recipe has no test data. Name a file" in refused(
+        capsys, "validate", "--on", "test", "runs/flowers", "--trust"
     )
     np.save("only_x.npy", np.zeros((3, 5), dtype=np.float32))
-    assert "the test data have no stream 'y'" in refused(capsys, "test", "runs/sines", "--trust", "only_x.npy")
-    assert "there.npz" in refused(capsys, "test", "runs/sines", "--trust", "there.npz")
-
-
-def test_a_whole_model_is_exported_as_the_run_says_it_was_made(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "model.pt2"
-    assert answer(capsys, "checkpoint", "export", "runs/sines", "--trust", "--to", "torch", "--out", out)["step"] == 10
-    x = torch.cos(torch.arange(55.0)).reshape(11, 5)
-    expected = loaded("runs/sines", "sines.py:small", {"width": 6}).trainer.predict(x)
-    torch.testing.assert_close(torch.export.load(out).module()(x), expected)
+    assert "the test data have no stream 'y'" in refused(
+        capsys, "validate", "--on", "test", "runs/sines", "--trust", "only_x.npy"
+    )
+    assert "there.npz" in refused(capsys, "validate", "--on", "test", "runs/sines", "--trust", "there.npz")
 
 
 # --- predictions ------------------------------------------------------------------------------------------
@@ -289,7 +285,9 @@ def test_columns_side_by_side_are_the_only_stream_of_a_model(capsys: Any) -> Non
     x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
     columns = {f"feature {k}": x[:, k].numpy() for k in range(5)}
     pa.csv.write_csv(pa.table({"y": y.numpy(), **columns}), "features.csv")
-    found, expected = (answer(capsys, "test", "runs/sines", "--trust", *more) for more in (["features.csv"], []))
+    found, expected = (
+        answer(capsys, "validate", "--on", "test", "runs/sines", "--trust", *more) for more in (["features.csv"], [])
+    )
     assert found["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-5)
     columns["y"] = np.full(len(y), "unknown")
     pa.csv.write_csv(pa.table(columns), "unlabelled.csv")
@@ -444,7 +442,7 @@ def test_what_cannot_be_written_is_known_before_work_starts(out: str, status: in
         ("predict runs/sines none.npy --out nowhere/p.arrow", "there is no directory nowhere"),
         ("report nowhere --out nowhere/page.html", "cannot be written to nowhere/page.html"),
         ("rehearse none.py --workers 2 --strategy diloco --out runs.png", "cannot write runs.png: it is a directory"),
-        ("checkpoint export runs/sines --to torch --recipe garden.py:sure --out flowers.csv/m", "flowers.csv takes no"),
+        ("checkpoint export runs/sines --out flowers.csv/m", "there is no directory flowers.csv"),
         (f"predict runs/sines none.npy --out {'x' * 300}.npy", "File name too long"),
         (f"report nowhere --out {'x' * 300}.html", "cannot be written to xxx"),
     ],
@@ -600,7 +598,7 @@ def test_a_report_to_share_names_neither_host_nor_directory(capsys: Any) -> None
         assert [place in page for place in places] == [named, named]
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict", "report", "resume"])
+@pytest.mark.parametrize("command", ["validate", "predict", "report", "resume"])
 def test_a_run_that_is_none_is_told_in_a_sentence(command: str, tmp_path: Path, capsys: Any) -> None:
     more = ["flowers.csv", "--out", "p.csv"] if command == "predict" else []
     assert str(tmp_path / "nowhere") in refused(capsys, command, tmp_path / "nowhere", *more)

@@ -73,37 +73,6 @@ def test_what_an_option_is_given_is_not_the_recipe(place: Path, capsys: Any) -> 
 # --- parameters of a recipe -----------------------------------------------------------------------------
 
 
-def test_a_dataclass_is_given_as_a_whole(place: Path, capsys: Any) -> None:
-    text = """
-from dataclasses import dataclass
-import headrace as hr
-
-@dataclass
-class Net:
-    width: int = 3
-    depth: int = 2
-
-def deep(net: Net = Net()) -> hr.Recipe:
-    \"\"\"Trains.
-
-    Args:
-        net: the network.
-    \"\"\"
-    print("net", net)
-    raise SystemExit(0)
-"""
-    (place / "deep.py").write_text(text)
-    (place / "net.yaml").write_text("net: {width: 5}\n")
-    assert headrace("fit", "deep.py", "--config", "net.yaml") == 0
-    assert capsys.readouterr().out == "net Net(width=5, depth=2)\n"
-    assert headrace("fit", "deep.py", "--config", "net.yaml", "--net", "{depth: 7}") == 0
-    assert capsys.readouterr().out == "net Net(width=3, depth=7)\n"
-    assert "Unknown option: --net.width" in refused(capsys, "fit", "deep.py", "--net.width", "3", status=2)
-    said = refused(capsys, "fit", "deep.py", "--net", "{width: x}", status=2)
-    assert "Invalid value for --net: expected int as net.width, got '{width: x}'." in said
-    assert "'widht'" in refused(capsys, "fit", "deep.py", "--net", "{widht: 3}", status=2)
-
-
 def test_a_list_is_written_as_is_said(place: Path, capsys: Any) -> None:
     doc = '"""Trains.\n\n    Args:\n        layers: widths.\n    """'
     made = "    print(layers)\n    raise SystemExit(0)\n"

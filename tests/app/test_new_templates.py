@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,27 @@ from headrace.store import disk
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "better"),
+    ("name", "said"),
     [
-        ("my-model", "letters, digits and _", "my_model"),
-        ("2nd", "letters, digits and _", "recipe_2nd"),
-        ("größe", "letters, digits and _", "gr_e"),
-        ("---", "letters, digits and _", "my_recipe"),
-        ("class", "a word of Python's own", "class_model"),
-        ("print", "a word of Python's own", "print_model"),
-        ("json", "of Python's own library", "json_model"),
-        ("numpy", "which numpy.py would hide", "numpy_model"),
-        ("headrace", "which headrace.py would hide", "headrace_model"),
-        ("samples", "a name that the recipe uses", "samples_model"),
-        ("nn", "a name that the recipe uses", "nn_model"),
-        ("epochs", "a name that the recipe uses", "epochs_model"),
+        ("my-model", "letters, digits and _"),
+        ("2nd", "begin with a letter"),
+        ("größe", "letters, digits and _"),
+        ("class", "no word of Python"),
+        ("print", "no word of Python"),
+        ("json", "which json.py would hide. Try 'json_model'"),
+        ("numpy", "which numpy.py would hide. Try 'numpy_model'"),
+        ("samples", "a name that the recipe uses"),
+        ("nn", "a name that the recipe uses"),
+        ("headrace", "which headrace.py would hide. Try 'headrace_model'"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused_with_one_that_can(name: str, said: str, better: str, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_is_refused(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         make(tmp_path / name)
     assert repr(name) in str(refused.value)
     assert said in str(refused.value)
-    assert f"Try {better!r}" in str(refused.value)
     assert list(tmp_path.iterdir()) == []
-    make(tmp_path / better)
+    make(tmp_path / f"{re.sub(r'[^a-z]', '', name)}_model")
 
 
 @pytest.mark.parametrize("there", ["directory", "file", "link"])
@@ -55,7 +53,7 @@ def test_a_place_that_is_not_there_is_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="file"):
         make(tmp_path / "file" / "churn")
-    with pytest.raises(ConfigError, match="NAME is empty: name the recipe, as in churn"):
+    with pytest.raises(ConfigError, match="cannot be the name of a recipe"):
         make(Path(""))
 
 

@@ -182,19 +182,17 @@ WAYS: list[Callable[[Path], None]] = [
 USES: dict[str, list[str]] = {
     "load": [],
     "validate": ["validate", "run"],
-    "test": ["test", "run"],
     "predict": ["predict", "run", "rows.npy", "--out", "out.csv"],
     "resume": ["resume", "run", "--epochs", "3", "--progress", "off"],
     "resume in processes": ["resume", "run", "--workers", "2", "--engine", "processes"],
     "fit again": ["fit", "--config", "run/recipe.json", "--run", "again", "--progress", "off"],
-    "export": ["checkpoint", "export", "run", "--to", "torch", "--out", "out.pt2"],
     "export the weights": ["checkpoint", "export", "run", "--out", "out.safetensors"],
     "list": ["checkpoint", "list", "run"],
     "verify": ["checkpoint", "verify", "run"],
     "report": ["report", "run"],
     "runs": ["runs", "."],
 }
-NEED_CODE = ("load", "validate", "test", "predict", "resume", "resume in processes", "fit again", "export")
+NEED_CODE = ("load", "validate", "predict", "resume", "resume in processes", "fit again")
 
 
 def use(name: str) -> str:
@@ -284,7 +282,7 @@ def test_with_trust_nothing_but_the_copy_is_executed(place: Path) -> None:
     assert not (place / "executed").exists()
 
 
-AGAIN = {"predict": ["--out", "again.csv"], "export": ["--out", "again.pt2"]}
+AGAIN = {"predict": ["--out", "again.csv"]}
 
 
 def command(place: str, words: list[str]) -> None:
@@ -293,7 +291,7 @@ def command(place: str, words: list[str]) -> None:
     raise SystemExit(headrace(*words))
 
 
-@pytest.mark.parametrize("name", ["validate", "predict", "resume", "export"])
+@pytest.mark.parametrize("name", ["validate", "predict", "resume"])
 def test_a_recipe_that_the_user_names_is_executed_and_none_of_the_run(name: str, place: Path) -> None:
     names(place / "run", str(evil(place / "run" / "recipe.py")) + ":small")
     assert headrace(*USES[name], "--recipe", "sines.py:small") == 0

@@ -10,8 +10,8 @@ from kit.sharded_models import Layers, adam, by_workers, data, distance, full
 from torch import nn
 
 import headrace as hr
-from headrace.app.export import export
-from headrace.errors import CheckpointError, ConfigError, RunError
+from headrace.app.cli import main
+from headrace.errors import CheckpointError, ConfigError
 from headrace.store.checkpoints import Store
 
 TRAINED = {f"blocks.{k}.{name}.weight" for k in range(2) for name in ("down", "up")} | {"last.weight", "last.bias"}
@@ -57,7 +57,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         hr.load_weights(Layers(), tmp_path / "a")
 
 
-def test_what_cannot_be_saved_so_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_saved_so_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="unknown checkpoint 'trained'"):
         hr.Run(tmp_path / "a", checkpoint="trained")
 
@@ -69,8 +69,8 @@ def test_what_cannot_be_saved_so_is_refused(tmp_path: Path) -> None:
     run = hr.Run(tmp_path / "a", checkpoint="trainable")
     with pytest.raises(CheckpointError, match="was frozen when the run began and is trained now"):
         trainer.fit(data("adapted"), epochs=2, progress=False, callbacks=[Thaws()], run=run)
-    with pytest.raises(RunError, match="without the frozen base"):
-        export(tmp_path / "a", tmp_path / "out.safetensors", to="safetensors", which=None, recipe=None, trust=False)
+    assert main(["checkpoint", "export", str(tmp_path / "a")]) == 1
+    assert "without the frozen base" in capsys.readouterr().err
 
 
 def by_shards(run: str, epochs: int, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -1,11 +1,9 @@
 """The parameters of a function: their types, defaults and descriptions, and values converted to their types."""
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 from types import NoneType, UnionType
@@ -73,14 +71,14 @@ def described(function: Callable[..., Any]) -> dict[str, str]:
 
 def check_parameters(function: Callable[..., Any]) -> None:
     """Raises unless every parameter of a recipe has a type, and the docstring says what it is."""
-    said, lines, file = described(function), _lines(function), function.__code__.co_filename
+    said, file, line = described(function), function.__code__.co_filename, function.__code__.co_firstlineno
     if loose := [each for each in inspect.signature(function).parameters.values() if each.kind in _LOOSE]:
         raise ConfigError(
             f"{file}: {function.__name__} takes {loose[0]}, which cannot be options of the command line. Name "
             "each parameter."
         )
     for name, parameter in parameters_of(function).items():
-        where = f"{file}, line {lines.get(name, 1)}: the parameter {name!r} of {function.__name__}"
+        where = f"{file}, line {line}: the parameter {name!r} of {function.__name__}"
         if not parameter.type:
             raise ConfigError(
                 f"{where} has no type, and each parameter is an option of the command line. Write "
@@ -108,17 +106,6 @@ def _types(function: Callable[..., Any]) -> dict[str, Any]:
         return dict(inspect.get_annotations(function))
 
 
-def _lines(function: Callable[..., Any]) -> dict[str, int]:
-    """On which line of its file each parameter of a function stands, where the source can be read."""
-    with suppress(OSError, TypeError, SyntaxError, IndexError):
-        source, first = inspect.getsourcelines(function)
-        made = ast.parse(textwrap.dedent("".join(source))).body[0]
-        if isinstance(made, ast.FunctionDef):
-            taken = made.args
-            return {a.arg: first + a.lineno - 1 for a in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)}
-    return {}
-
-
 YAML_LENGTH = 1 << 18
 """Characters of YAML that are read."""
 LIST = "'[3, 4]'"
@@ -126,23 +113,18 @@ LIST = "'[3, 4]'"
 _SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-class MisfitError(Exception):
-    """A value that is not of the type that is expected; `name` is that of the parameter or of its part."""
-
-    def __init__(self, kind: Any, name: str) -> None:
-        super().__init__(name, spelled(kind))
-        self.kind, self.name = kind, name
+class MisfitError(ValueError):
+    """A value that is not of the type that is expected."""
 
 
 def converted(kind: Any, given: Any, name: str = "") -> Any:
     """A plain value, or text as a person writes it, as a value of a type; raises ValueError where it is none."""
     try:
         return as_type(kind, given, name)
-    except MisfitError as misfit:
-        expected = spelled(misfit.kind)
-        example = f", as in --{misfit.name.replace('_', '-')} {LIST}" if expected.startswith("list[") else ""
-        part = f" as {misfit.name}" if misfit.name != name else ""
-        raise ValueError(f"expected {expected}{part}{example}, got {given!r}.") from None
+    except MisfitError:
+        expected = spelled(kind)
+        example = f", as in --{name.replace('_', '-')} {LIST}" if expected.startswith("list[") else ""
+        raise ValueError(f"expected {expected}{example}, got {given!r}.") from None
 
 
 def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,8 +171,6 @@ def as_type(kind: Any, given: Any, name: str = "") -> Any:
         if isinstance(given, str | int | origin) and not isinstance(given, bool):
             with suppress(ValueError):
                 return int(given, 0) if origin is int and isinstance(given, str) else origin(given)
-    elif origin in (Any, object):
-        return _parsed(given)
     elif not isinstance(origin, type):
         raise _no_flag(kind, name)
     elif issubclass(origin, Enum):
@@ -199,22 +179,16 @@ def as_type(kind: Any, given: Any, name: str = "") -> Any:
     elif issubclass(origin, str | PurePath):
         if isinstance(given, str):
             return origin(given)
-    elif is_dataclass(origin):
-        return _dataclass(origin, _parsed(given), name)
-    elif issubclass(dict, origin):
-        if isinstance(found := _parsed(given), Mapping):
-            keys, values = parts or (Any, Any)
-            return {as_type(keys, key, name): as_type(values, each, name) for key, each in found.items()}
-    elif made := next((each for each in (list, tuple, set) if issubclass(each, origin)), None):
+    elif origin in (list, tuple):
         found = _parsed(given)
         if isinstance(found, list | tuple):
-            fixed = made is tuple and parts[-1:] not in ((), (...,))
-            kinds = parts if fixed else [*parts[:1], Any][:1] * len(found)
-            with suppress(MisfitError, ValueError):
-                return made([as_type(part, each, name) for part, each in zip(kinds, found, strict=True)])
+            fixed = origin is tuple and parts[-1:] != (...,)
+            kinds = parts if fixed else parts[:1] * len(found)
+            with suppress(ValueError):
+                return origin([as_type(part, each, name) for part, each in zip(kinds, found, strict=True)])
     else:
         raise _no_flag(kind, name)
-    raise MisfitError(kind, name)
+    raise MisfitError
 
 
 def _no_flag(kind: Any, name: str) -> ConfigError:
@@ -224,22 +198,8 @@ def _no_flag(kind: Any, name: str) -> ConfigError:
     )
 
 
-def _dataclass(kind: Any, given: Any, name: str) -> Any:
-    if not isinstance(given, Mapping):
-        raise MisfitError(kind, name)
-    types, found = get_type_hints(kind), {}
-    for part, value in given.items():
-        if part not in types:
-            raise ConfigError(unknown(f"option of {name}", part, types))
-        found[part] = as_type(types[part], value, f"{name}.{part}")
-    try:
-        return kind(**found)
-    except TypeError as error:
-        raise ConfigError(f"{name}: {error}.") from None
-
-
 def _parsed(given: Any) -> Any:
-    """What text stands for in YAML, as [3, 4] and {width: 3}."""
+    """What text stands for in YAML, as [3, 4]."""
     if not isinstance(given, str):
         return given
     try:
@@ -278,10 +238,6 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    if isinstance(value, Mapping):
-        return {plain(key): plain(each) for key, each in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     raise ConfigError(f"a default of the recipe is no plain value: {value!r:.60}. Make it in the function.")

@@ -1,7 +1,6 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -92,8 +91,6 @@ class Training:
     """What was asked for that makes no sense without a run."""
     device: str | None = None
     """What `device="auto"` stands for."""
-    note: str = ""
-    """A file on the host of the command, for the directory of the run: the recipe may name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +275,6 @@ class _RecipeWriter(Callback):
         name = _chosen(self._run, info.run)
         run = info.run if info.run is not None and url_of(name) else Path(name)
         path = run / RECIPE_FILE
-        if self._training.note:
-            with suppress(OSError):  # the host may be another
-                Path(self._training.note).write_text(name, encoding="utf-8")
         text = readable(self._training.document)
         try:
             disk.write_file(path, text)

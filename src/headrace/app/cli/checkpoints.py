@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, RunError
 from ...store.named import run_path
-from .options import DEFAULT_WEIGHTS, Weights
 from .output import iso_time, print_result, short_time
 
 if TYPE_CHECKING:
@@ -54,26 +53,41 @@ def export(
     /,
     *,
     out: Path | None = None,
-    to: Literal["safetensors", "onnx", "torch"] = "safetensors",
-    weights: Weights = DEFAULT_WEIGHTS,
+    which: int | Literal["best", "last"] | None = None,
     json: bool = False,
 ) -> int:
-    """Writes the weights of a checkpoint for other programs.
+    """Writes the weights of a checkpoint as one file of safetensors, for other programs.
 
     Args:
         run: the directory of a run
-        out: the file to write (RUN/model.safetensors, .onnx or .pt2)
-        to: the kind of file; .onnx and .pt2 hold the model, which the recipe makes
+        out: the file to write (RUN/model.safetensors)
+        which: best, last or a step (the best if a callback marked one, else the last)
         json: print JSON, for a program to read
     """
-    from .. import export as exporting
+    from ...formats.write import check_place
+    from ...step.weights import saved_weights
+    from ...store import disk
+    from ...store.codec import tensor_pieces
+    from ...store.contents import MODEL, TRAINER
     from ..find import check_run
 
     folder = run_path(run)
     check_run(folder)
-    out = out or folder / f"model{exporting.SUFFIXES[to]}"
-    step = exporting.export(folder, out, to=to, which=weights.which, recipe=weights.recipe, trust=weights.trust)
-    print_result(json, {"file": str(out), "step": step}, f"{out}: the weights of step {step}")
+    out = out or folder / "model.safetensors"
+    if out.exists():
+        raise RunError(f"{out} is there already. Name another file, or remove it first.")
+    check_place(out)
+    contents = saved_weights(folder, which)
+    if contents.document(TRAINER).get("base") is not None:
+        raise RunError(
+            f"{run} has what was trained, without the frozen base. Load it into a model with that base by "
+            "hr.load_weights, and save that model."
+        )
+    try:
+        disk.write_file(out, b"".join(tensor_pieces(out.name, contents.tensors_of(MODEL))))
+    except OSError as error:
+        raise disk.failure(error, f"writing {out}", out.absolute().parent, 0) from error
+    print_result(json, {"file": str(out), "step": contents.step}, f"{out}: the weights of step {contents.step}")
     return 0
 
 

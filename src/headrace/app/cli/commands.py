@@ -30,12 +30,7 @@ COMMANDS = {
     "without": (TRAIN, "record:without", "Train a run again as if some rows had never counted."),
     "rehearse": (TRAIN, "rehearse:rehearse", "Train a recipe on virtual workers, with one strategy after the other."),
     "new": (TRAIN, "new:new", "Make a directory with a recipe that works, and a test of it."),
-    "validate": (
-        USE,
-        "inference:on_validation_data",
-        "Score the weights of a run on the validation data, or on a file.",
-    ),
-    "test": (USE, "inference:on_test_data", "Score the weights of a run on the test data, or on a file."),
+    "validate": (USE, "inference:validate", "Score the weights of a run, on the recipe's data or on a file."),
     "predict": (USE, "inference:predict", "Write the model's predictions for every row of a file."),
     "checkpoint": (USE, "", "List, verify or export what a run has saved."),
     "checkpoint list": (USE, "checkpoints:list_checkpoints", "List the checkpoints of a run."),

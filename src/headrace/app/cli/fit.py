@@ -2,14 +2,13 @@
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, RunError
-from ...store.named import run_path, url_of
+from ...store.named import run_path
 from .of_recipe import Files, Found, Given, OfRecipe
 from .options import INTERRUPTED, PREEMPTED, Options, UsageError
 from .output import numbers, print_line, print_result, print_text
@@ -168,31 +167,18 @@ def _train(recipe: str, options: Options, training: "Training") -> int:
     from ...workers.here import here
     from ..recipe import run_recipe
 
-    with tempfile.TemporaryDirectory(prefix="headrace-") as room:
-        note = Path(room, "run")
-        training = replace(training, note=str(note))
-        try:
-            trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
-        except KeyboardInterrupt:
-            return _ended_early(recipe, options.run, note, INTERRUPTED)
-        except SystemExit as error:
-            if error.code != PREEMPTED:
-                raise
-            return _ended_early(recipe, options.run, note, PREEMPTED)
+    try:
+        trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != PREEMPTED:
+            raise
+        print_line("headrace: ended early", sys.stderr)  # the trainer has said where it saved
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None
         document = trained.last | {"run": trained.run, "report": report, "why": trained.why}
         print_result(options.json, document, _result(recipe, trained, report))
     return 0
-
-
-def _ended_early(recipe: str, run: str | None, note: Path, status: int) -> int:
-    """Prints how a training goes on that somebody has ended early; a run that the recipe names is in the note."""
-    run = note.read_text(encoding="utf-8") if note.is_file() else run
-    known = run is not None and (url_of(run) is not None or Path(run, "run.json").is_file())
-    goes_on = f": {_resume_command(str(run), recipe)} goes on from there" if known else ""
-    print_line(f"headrace: ended early{goes_on}", sys.stderr)
-    return status
 
 
 def _resume_command(run: str, recipe: str) -> str:

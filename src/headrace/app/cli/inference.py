@@ -1,4 +1,4 @@
-"""`headrace validate`, `test` and `predict`: use the model of a run."""
+"""`headrace validate` and `predict`: use the model of a run."""
 
 import tempfile
 from pathlib import Path
@@ -15,67 +15,35 @@ ENDINGS = (".arrow", ".csv", ".npy", ".parquet")
 """Those of files that predictions are written to."""
 
 
-def on_validation_data(
+def validate(
     run: str,
     data: str | None = None,
     /,
     *,
+    on: Literal["val", "test"] = "val",
     weights: Weights = DEFAULT_WEIGHTS,
     batch_size: Count | None = None,
     json: bool = False,
 ) -> int:
-    """Prints scores on the validation data.
+    """Prints the loss and the metrics of the weights of a run.
 
     Args:
         run: the directory of a run
         data: a file, instead of the recipe's own data
+        on: which of the recipe's data to use, and how the scores are named
         batch_size: rows that the model sees at once
         json: print JSON, for a program to read
     """
-    return _score(run, "val", data, weights, batch_size, json)
-
-
-def on_test_data(
-    run: str,
-    data: str | None = None,
-    /,
-    *,
-    weights: Weights = DEFAULT_WEIGHTS,
-    batch_size: Count | None = None,
-    json: bool = False,
-) -> int:
-    """Prints scores on the test data.
-
-    Args:
-        run: the directory of a run
-        data: a file, instead of the recipe's own data
-        batch_size: rows that the model sees at once
-        json: print JSON, for a program to read
-    """
-    return _score(run, "test", data, weights, batch_size, json)
-
-
-def _score(
-    run: str, name: Literal["val", "test"], data: str | None, weights: Weights, batch_size: int | None, json: bool
-) -> int:
-    """Prints scores of the weights of a run, on the data that the recipe calls `name` or on a file."""
     from ..predict import like_training
 
     made = weights.load(run)
-    own = {"val": made.val, "test": made.test}
-    scored = own[name] if data is None else like_training(made.trainer, made.train, data, name)
+    scored = getattr(made, on) if data is None else like_training(made.trainer, made.train, data, on)
     if scored is None:
-        others = [other for other, held in own.items() if held is not None]
-        hint = f" It has {', '.join(others)} data." if others else ""
-        command = "validate" if name == "val" else "test"
-        raise ConfigError(f"the recipe has no {name} data.{hint} Name a file: headrace {command} RUN DATA.")
-    scores = made.trainer.validate(scored, name, batch_size=batch_size)
+        raise ConfigError(f"the recipe has no {on} data. Name a file: headrace validate RUN DATA.")
+    scores = made.trainer.validate(scored, on, batch_size=batch_size)
     text = "\n".join([f"the weights of step {made.step}", *numbers(scores)])
     print_result(json, {"step": made.step, **scores}, text)
     return 0
-
-
-# --- predictions -------------------------------------------------------------------------------------------
 
 
 def predict(

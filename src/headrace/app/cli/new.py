@@ -1,13 +1,12 @@
 """`headrace new`: a recipe that works, and a test of it."""
 
-import ast
 import builtins
-import importlib.util
 import keyword
 import os
 import re
 import sys
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ...errors import ConfigError, RunError
@@ -56,41 +55,13 @@ def make(target: Path) -> list[Path]:
 
 
 def _check_name(name: str) -> None:
-    """Raises unless a module and a function may have this name, and no other has it."""
-    if not name:
-        raise ConfigError("NAME is empty: name the recipe, as in churn or models/churn.")
-    if not name.isidentifier() or not name.isascii():
-        good = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "my_recipe"
-        good = f"recipe_{good}" if good[0].isdigit() else good
+    """Raises unless a module and a function may have this name, and no installed module has it."""
+    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or hasattr(builtins, name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a Python function: use letters, digits and _, and begin with a letter. "
-            f"Try {good!r}."
+            f"{name!r} cannot be the name of a recipe: use letters, digits and _, begin with a letter, and take no "
+            "word of Python, as in churn or models/churn."
         )
-    if keyword.iskeyword(name) or hasattr(builtins, name):
-        taken = "is a word of Python's own"
-    elif (where := _module(name)) is not None:
-        taken = f"is the name of a module ({where}), which {name}.py would hide"
-    elif name in _names(TEMPLATES / FILES["{name}.py"]):
-        taken = "is a name that the recipe uses itself"
-    else:
-        return
-    raise ConfigError(f"{name!r} {taken}. Try {name + '_model'!r}.")
-
-
-def _names(recipe: Path) -> set[str]:
-    """Everything that has a name in a program."""
-    kinds = {ast.Name: "id", ast.arg: "arg", ast.FunctionDef: "name"}
-    tree = list(ast.walk(ast.parse(recipe.read_text(encoding="utf-8"))))
-    aliases = {alias.asname or alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
-    return aliases | {getattr(node, kinds[type(node)]) for node in tree if type(node) in kinds} | {"nn"}
-
-
-def _module(name: str) -> str | None:
-    """Where a module of this name is, if there is one."""
-    if name in sys.stdlib_module_names:
-        return "of Python's own library"
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return None if found is None else found.origin  # a directory that could be one has none
+    if name in sys.stdlib_module_names or PathFinder.find_spec(name) is not None:
+        raise ConfigError(f"{name!r} is the name of a module, which {name}.py would hide. Try {name + '_model'!r}.")
+    if re.search(rf"\b{name}\b", (TEMPLATES / FILES["{name}.py"]).read_text(encoding="utf-8")):
+        raise ConfigError(f"{name!r} is a name that the recipe uses itself. Try {name + '_model'!r}.")

@@ -65,20 +65,15 @@ def rehearse(
     )
     limits = {"epochs": epochs, "steps": steps, "log_every": every, "validate_every": every}
     asked = {name: value for name, value in limits.items() if value is not None}
-    width, found = max(8, *map(len, strategy)), []
+    found: list[dict[str, Any]] = []
     for name in strategy:
         found.append(rehearsals.rehearse(recipe, name, workers=workers, network=network, options=asked))
         if not json:
-            lines = [] if len(found) > 1 else [_line("strategy", width, _COLUMNS)]
-            print_line("\n".join([*lines, _line(name, width, _cells(found[-1]))]))
+            lines = _table(found, strategy)
+            print_line("\n".join(lines if len(found) == 1 else lines[-1:]))
         rehearsals.draw(found, out, f"{workers} workers, {bandwidth}/s, {latency}")  # a later one may fail
-    key = rehearsals.key_of(found)
-    lines = [f"\n{key} at virtual seconds"]
-    for one in found:
-        points = (f"{loss:.4g} at {time:.4g}" for time, loss in _some(one.curve(key)))
-        lines.append("  ".join([f"{one.strategy:{width}}", *points]))
-    document = {"workers": workers, "picture": str(out), "strategies": [one.document for one in found]}
-    print_result(json, document, "\n".join([*lines, f"\n{out}: all of it as a picture"]))
+    document = {"workers": workers, "picture": str(out), "strategies": found}
+    print_result(json, document, f"\n{out}: loss, bytes and time as a picture")
     return 0
 
 
@@ -94,27 +89,20 @@ def _check_strategies(names: Sequence[str]) -> None:
         raise UsageError(f"--strategy {twice[0]!r} is given twice.")
 
 
-def _line(name: str, width: int, cells: Sequence[str]) -> str:
-    """A line of the table."""
-    return "  ".join(
-        [f"{name:{width}}", *(f"{cell:>{max(9, len(c))}}" for c, cell in zip(_COLUMNS, cells, strict=True))]
-    )
-
-
-def _cells(one: Any) -> list[str]:
-    """What a table shows of a rehearsal."""
+def _table(found: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """A line for each strategy, under a head. The columns are as wide as `names` and the numbers need."""
     from ...store import disk
 
-    losses = [one.last("train/loss"), one.last("val/loss")]
-    shares = [f"{100 * one.shares[share]:.1f}%" for share in ("computing", "communicating", "idle")]
-    numbers = ["-" if loss is None else f"{loss:.4g}" for loss in losses]
-    return [*numbers, f"{one.clock_s:.4g} s", f"{one.updates:.6g}", disk.size(one.sent_bytes), *shares]
-
-
-def _some(points: Sequence[Any], most: int = 6) -> list[Any]:
-    """At most so many points of a curve, the first and the last among them."""
-    last = len(points) - 1
-    return [points[k] for k in sorted({round(last * k / (most - 1)) for k in range(most)})] if points else []
+    width = max(8, *map(len, names))
+    lines = ["  ".join([f"{'strategy':{width}}", *(f"{name:>{max(9, len(name))}}" for name in _COLUMNS)])]
+    for one in found:
+        losses = [one["train/loss"], one["val/loss"]]
+        cells = ["-" if loss is None else f"{loss:.4g}" for loss in losses]
+        cells += [f"{one['virtual_s']:.4g} s", f"{one['updates']:.6g}", disk.size(one["sent_bytes"])]
+        cells += [f"{100 * one[share]:.1f}%" for share in _COLUMNS[-3:]]
+        padded = (f"{cell:>{max(9, len(name))}}" for cell, name in zip(cells, _COLUMNS, strict=True))
+        lines.append("  ".join([f"{one['strategy']:{width}}", *padded]))
+    return lines
 
 
 def _slow(text: str) -> tuple[float, float]:
