@@ -104,7 +104,7 @@ def test_a_parameter_cannot_have_a_name_of_the_command_lines_own(name: str, plac
     [
         ("x: torch.nn.Module = torch.nn.Linear(2, 2)", "Make it in the function."),
         ("x: object = object()", "Make it in the function."),
-        ("x: hr.Length = '1 epoch'", "takes what cannot be an option"),
+        ("x: hr.Length = '1 epoch'", "x is a Length, which cannot be an option of the command line"),
     ],
 )
 def test_a_default_that_no_file_can_hold_is_refused(place: Path, parameter: str, told: str, capsys: Any) -> None:

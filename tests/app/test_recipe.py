@@ -225,7 +225,7 @@ def test_a_value_of_another_type_is_a_misfit(kind: Any, given: Any) -> None:
         as_type(kind, given)
 
 
-@pytest.mark.parametrize("kind", [hr.Trainer, "nowhere", Any, dict[str, int], list])
+@pytest.mark.parametrize("kind", [hr.Trainer, "nowhere", Any, dict[str, int]])
 def test_what_no_file_can_hold_can_be_no_flag(kind: Any) -> None:
     with pytest.raises(hr.ConfigError, match=r"cannot be (an option|options) of the command line"):
         as_type(kind, "x")

@@ -52,10 +52,13 @@ def mix(
 ) -> Source:
     """Mixes rows of several tables in given proportions; each table is shuffled by itself.
 
-    A table that is through begins its next epoch; `rows` says how many make an epoch of the mix (the rows of all).
-    `weights` may change, as in `{0: [9, 1], "1000 steps": [1, 1]}`: a point in samples or epochs is one of the rows of
-    this mix, and one in steps needs the `batch_size` that it is read with. A weight may then be 0 for a while.
-    `options` are those of a Reader: `count`, `cross_epochs`, `max_epochs`, `max_samples`.
+    Args:
+        tables: the tables. One that has been used completely begins its next epoch.
+        weights: the proportions. They may change, as in `{0: [9, 1], "1000 steps": [1, 1]}`, and be 0 for a while.
+        rows: the rows in an epoch of the mix; by default the rows of all tables.
+        seed: of the orders.
+        batch_size: needed for weights that change at a number of steps.
+        options: `count`, `cross_epochs`, `max_epochs` and `max_samples` of `Reader`.
     """
     given = [as_table(table) for table in tables]
     plain(given, "mix")

@@ -144,7 +144,7 @@ def check_default(parameter: Parameter) -> None:
     """Raises unless the default of a parameter is a plain value of its type."""
     if parameter.default is not None:
         try:
-            as_type(parameter.kind, plain(parameter.default))
+            as_type(parameter.kind, plain(parameter.default), parameter.name)
         except MisfitError:
             said = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
             raise ConfigError(f"the recipe takes what cannot be an option of the command line: {said}.") from None

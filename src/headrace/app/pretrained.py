@@ -10,10 +10,13 @@ from ..step.weights import load_weights
 
 
 def save_pretrained(model: nn.Module, path: str | Path, *, run: str | Path | None = None, **options: Any) -> Path:
-    """Writes a model of transformers or peft as `from_pretrained` reads it: weights as safetensors, and configuration.
+    """Writes a model of transformers or peft so that `from_pretrained` can read it: safetensors and a configuration.
 
-    `run`: the model gets the best weights of this run before, or the last where none is the best. A model of peft
-    writes its adapter alone. `options` are those of the model's own `save_pretrained`, such as `max_shard_size`.
+    Args:
+        model: a model with a method `save_pretrained`. A model of peft writes only its adapter.
+        path: the directory.
+        run: first load the best weights of this run, or the last if no callback marked a best one.
+        options: those of the model's own `save_pretrained`, such as `max_shard_size`.
     """
     write = getattr(model, "save_pretrained", None)
     if write is None:

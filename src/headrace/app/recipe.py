@@ -115,15 +115,18 @@ def load(
     which: str | int | None = None,
     trust: bool = False,
 ) -> Recipe:
-    """The recipe of a run with the weights of the run: `hr.load("runs/a", recipe="a.py").predict("new.csv")`.
+    """The recipe of a run, with the weights of the run: `hr.load("runs/a", recipe="a.py").predict("new.csv")`.
 
-    Code makes the model, and a run may come from anybody. Give `recipe`, which is `file.py` or `file.py:function`: it
-    is called with the arguments that the run was trained with. Or give `model`, one like the model that was trained, or
-    a trainer with one, which also knows the loss: its predictions name classes. Or allow with `trust` that the copy of
-    the recipe in the run is executed, after you have read it.
+    Building the model executes code, and a run may come from anybody. So one of `model`, `recipe` and `trust` is
+    needed.
 
-    `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. Data files
-    that are not there any more are known to a run of a recipe as far as predictions need them.
+    Args:
+        run: the directory of the run.
+        model: a model like the one that was trained, or a trainer with one. A trainer also knows the loss, so that
+            predictions have the names of classes.
+        recipe: `file.py` or `file.py:function`, which is called with the arguments that the run was trained with.
+        which: "best", "last" or a step. By default the best, if a callback marked one, else the last.
+        trust: execute the copy of the recipe in the run. Read it first.
     """
     path = run_path(run)
     if model is None:

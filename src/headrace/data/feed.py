@@ -43,10 +43,15 @@ class Feed:
         ...
     ```
 
-    `macrobatch` is the number of rows staged together, rounded up to whole batches, or their bytes, as in "64 MB";
-    `"auto"` chooses. `batch_size` may change on the way: `{0: 32, "5 epochs": 64}`, counted from `counters`.
-    `once`: one epoch is wanted, and nothing is read ahead of the next. `waiting` is called now and then while a batch
-    is awaited; what it raises ends the wait.
+    Args:
+        source: where the rows come from.
+        device: where the batches go.
+        batch_size: rows in a batch. `{0: 32, "5 epochs": 64}` changes it, at points that `counters` counts.
+        macrobatch: rows that are copied together, rounded up to batches, or bytes, as in "64 MB". "auto" chooses.
+        shard: the part of each batch that this worker gets.
+        once: whether one epoch is wanted, so that nothing of the next is read ahead.
+        waiting: called now and then while a batch is awaited. If it raises, the wait ends.
+        counters: returns the steps, samples and epochs so far.
     """
 
     def __init__(

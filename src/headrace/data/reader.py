@@ -21,17 +21,23 @@ from .source import Source, Table, check_fixed, check_names, forwarded
 
 
 class Reader(Source):
-    """Reads a table in an order, epoch after epoch, in batches of whatever size is asked.
+    """Reads a table in an order, epoch after epoch, in batches of any size.
 
-    `order`, `seed`, `block` and `mix` are those of `Order`; a table of files knows its own `block`, and any other is
-    asked for one by an order that goes by blocks. `count`: a size counts "rows", or the items of a sequence stream;
-    sequences stay whole. `cross_epochs`: the last batch of an epoch is filled up with the first rows of the next. It is
-    finished after `max_epochs` or `max_samples` rows. `buckets`: a sequence stream, of which the rows of a batch have
-    about equally many items; `batch_size` is then how many rows that is.
+    Its position is a few integers, so that any number of workers can continue from there. Shard r of W gets the rows
+    [g·r // W, g·(r+1) // W) of each batch of g rows, or the sequences that have that share of the items.
 
-    The size is that of the whole batch: shard r of W gets rows [g·r // W, g·(r+1) // W) of each batch of g, or the
-    sequences that hold as large a part of the items. Where it stands is a few integers, so that any number of workers
-    can go on from there.
+    Args:
+        table: the rows.
+        order: "full", "blocks", "blocks-only", "rows-only" or "none": see `Order`.
+        seed: of the order.
+        block: consecutive rows in a block, for an order by blocks. A table of files has its own.
+        mix: how many shuffled blocks are shuffled together.
+        count: what a batch size counts: "rows", or the items of this sequence stream. Sequences are not divided.
+        cross_epochs: whether the last batch of an epoch is filled with the first rows of the next.
+        max_epochs: the reader ends after this many epochs.
+        max_samples: the reader ends after this many rows.
+        buckets: a sequence stream; the rows of a batch then have similar lengths.
+        batch_size: with `buckets`, the number of rows in a batch.
     """
 
     shards = True

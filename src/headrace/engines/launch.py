@@ -27,20 +27,25 @@ def launch(
     address: str | None = None,
     network: Network | None = None,
 ) -> Any:
-    """Calls `main(*arguments)` in every worker; what worker 0's call returns.
+    """Calls `main(*arguments)` in every worker, and returns the result of worker 0.
 
-    Models among the arguments, and that of a trainer among them or whose method `main` is, then have the weights that
-    the workers have agreed on; everything else that `main` does to its arguments stays in the workers.
+    Models among the arguments, also those of trainers, get the weights of the workers at the end. All other changes to
+    arguments stay in the workers. Virtual workers seed the generators of torch, NumPy and Python with their numbers,
+    and restore those of the caller.
 
-    `engine`: "local" (this process; several workers are virtual ones, which take turns), "processes" (on this machine,
-    by torch.distributed), or "ray" (a cluster). On several machines use Ray, or start a script with torchrun, which
-    calls the function itself. `devices`: the accelerators of this machine, one for each worker. `restarts`: how often
-    all workers may be started again after a failure. `timeout_s`: how long others wait for a worker. `nodes`: machines
-    of a Ray cluster to spread workers over; `address`: that of the cluster, as in "10.0.0.1:6379". `network`: what a
-    virtual cluster is like.
-
-    Virtual workers begin with torch's, NumPy's and Python's generators seeded by their numbers, and leave those of the
-    caller as they were.
+    Args:
+        main: a function, or a method of a trainer.
+        arguments: its arguments.
+        workers: how many workers there are.
+        engine: "local" simulates them in this process; "processes" starts them on this machine, with torch.distributed;
+            "ray" starts them on a Ray cluster. On several machines without Ray, start a script with torchrun, and call
+            `main` directly.
+        nodes: machines of the Ray cluster over which to spread the workers.
+        devices: the accelerators of this machine, one for each worker.
+        restarts: how often all workers may be started again after a failure.
+        timeout_s: how long a worker waits for another.
+        address: of the Ray cluster, as in "10.0.0.1:6379".
+        network: the speed of simulated workers and their network.
     """
     job = Job(
         main=main,

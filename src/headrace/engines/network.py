@@ -27,12 +27,16 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60
 
 @dataclass(frozen=True)
 class Network:
-    """A virtual cluster, for `launch(..., engine="local", network=...)`.
+    """The speed of simulated workers and their network, for `launch(..., engine="local", network=...)`.
 
-    `bandwidth`: of every worker's link, in each direction, a second: "100 Mbit", "100 Mb" and "100 Mbps" are bits,
-    "12 MB" and "12 MiB" are bytes. `latency`: of every message. `rows_per_s`: how many rows a worker of speed 1 trains
-    on in a second; `speeds`: a factor for every worker, or for some of them. `stragglers`: by worker, how probable a
-    slow update is, and how many times as long it takes; `seed` says which ones are slow.
+    Args:
+        bandwidth: of the link of a worker, per second, in each direction. "100 Mbit", "100 Mb" and "100 Mbps" are bits,
+            "12 MB" and "12 MiB" are bytes.
+        latency: of every message.
+        rows_per_s: training rows per second of a worker with speed 1.
+        speeds: a factor for every worker, or a dict for some.
+        stragglers: by worker, the probability of a slow update, and how many times longer it takes.
+        seed: chooses the slow updates.
     """
 
     bandwidth: str = "10 Gbit"

@@ -29,26 +29,29 @@ def open_table(
 ) -> Table:
     """Opens files, or a frame, as a table.
 
-    `path`: a file, a list of them, a pattern like "train-*.parquet", a directory, or an fsspec URL like
-    "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather` or `.ipc`,
-    `.parquet`, `.csv` or `.tsv`, and JSON lines, `.jsonl` or `.ndjson`; text also with `.gz`. Files are read one after
-    the other, those of a list in its order, others sorted by name. Or a frame of pandas or Polars, a table of Arrow.
+    `.npy` and `.arrow` files are mapped into memory. Others are read, up to `memory_bytes`. Larger ones are converted
+    once into an Arrow file, which is mapped.
 
-    `columns`: which of them, ["a", "b"], or what is made of them, {"x": ["width", "height"], "y": "species"}: several
-    columns of numbers stand side by side. `dtypes`: {"x": "float32"}; a number that it does not hold is refused, and
-    fractions are rounded. `categories`: what the codes of a column of strings stand for, {"y": ["setosa", ...]}, when
-    it is not to be all of its strings, sorted.
-    `nulls`: what stands for missing values, {"age": "mean", "fare": 0.0, "home": "unknown"}: "mean" or "median" of the
-    rows that have one, a number, or a category of its own for strings; of several columns side by side a list. With
-    ["mean", "indicate"] a stream `age_null` says which were missing; "indicate" alone fills in 0. Whole numbers filled
-    with fractions become float64, and NaN counts as missing. `Table.nulls` has what was filled in.
-    `like`: a table, or `Trainer.encoding`: columns, dtypes, categories and nulls are those of that, as far as the
-    columns are there. A trainer reads paths and frames in this way itself.
-    `streams`: what a file does not say of itself: the width of sparse rows, the length of lists that are vectors.
-
-    `.npy` and `.arrow` files are mapped into memory. Others are read into memory, up to `memory_bytes`, by default a
-    quarter of the memory that is free. Larger ones are converted once into an Arrow file in the folder `cache`, by
-    default that of the user's caches, which is mapped.
+    Args:
+        path: a file, a list of files, a pattern such as "train-*.parquet", a directory, or an fsspec URL such as
+            "s3://bucket/train.parquet". The suffix names the format: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather`,
+            `.ipc`, `.parquet`, `.csv`, `.tsv`, `.jsonl` or `.ndjson`; text may also have `.gz`. Files are read one
+            after the other: those of a list in its order, others sorted by name. Also a pandas or Polars frame, or a
+            `pa.Table`.
+        columns: the columns to read, `["a", "b"]`, or the streams to make of them, `{"x": ["width", "height"], "y":
+            "species"}`. Several columns of numbers become one stream of vectors.
+        dtypes: as in `{"x": "float32"}`. A number that does not fit is an error; fractions are rounded.
+        categories: the strings that the codes of a column stand for, `{"y": ["setosa", ...]}`. The default is all
+            strings of the column, sorted.
+        nulls: what replaces missing values and NaN, as in `{"age": "mean", "fare": 0.0, "home": "unknown"}`: "mean" or
+            "median" of the other rows, a number, or a string as a category. A list for several columns of a stream.
+            With `["mean", "indicate"]` a stream `age_null` marks the missing values; "indicate" alone fills in 0.
+            Integers filled with fractions become float64. `Table.nulls` has the values that were used.
+        streams: what a file does not contain: the width of sparse rows, the length of lists that are vectors.
+        like: a table, or `Trainer.encoding`, with the columns, dtypes, categories and nulls to use. A trainer reads
+            paths and frames in this way.
+        cache: the directory of converted files; by default in the user's caches.
+        memory_bytes: the default is a quarter of the free memory.
     """
     if like is not None:
         if any(other is not None for other in (columns, dtypes, categories, nulls, streams, cache, memory_bytes)):

@@ -42,14 +42,17 @@ def open_ctf(
 ) -> Table:
     """Opens a file in CNTK's text format as a table, with a row for each sequence.
 
-    `streams`: a stream with `sequence=True` has an item for each line of the sequence that has its field, any other
-    one item for each sequence, on whichever of its lines. `fields`: what a stream is called in the file, where that
-    is not its name: {"words": "x"}. Fields that no stream reads are ignored.
-    `bad_rows`: "stop" raises at the first line that cannot be read, "skip" drops the sequences that have one, and
-    says how many. `workers`: that many threads parse; the result is the same.
+    The file is parsed once. Its rows are kept in an Arrow file, which is read as long as the file and the arguments
+    stay the same.
 
-    The file is parsed once: its rows are kept in an Arrow file beside it, or in the directory `cache`, and read from
-    there as long as the file and what is asked of it stay the same.
+    Args:
+        path: the file.
+        streams: a stream with `sequence=True` has an item for each line of the sequence that has its field. Any other
+            stream has one item per sequence, on any of its lines. Fields without a stream are ignored.
+        fields: the names of streams in the file, where they differ: `{"words": "x"}`.
+        bad_rows: "stop" raises at the first line that cannot be read, "skip" drops sequences with errors and reports how many.
+        cache: the directory of the Arrow file; by default that of the file.
+        workers: how many threads parse the file. The result does not depend on it.
     """
     if "://" in str(path):
         raise ConfigError(f"{path} is not a local file. Copy it here, and open the copy.")

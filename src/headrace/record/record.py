@@ -151,7 +151,15 @@ class Record:
         return trainer
 
     def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
-        """Makes an update again, and says what its loss was made of: see `Why`."""
+        """Makes an update again, and explains its loss: see `Why`.
+
+        Args:
+            step: the update.
+            trainer: like the one that was trained, as it was before.
+            train: the training data.
+            ahead: how many further updates are compared with the run.
+            fit: the other arguments of `fit` that the run was trained with.
+        """
         self._check(step)
         return in_workers(self, step - 1, trainer, explain, self, step, trainer, train, ahead, fit)
 
@@ -165,7 +173,16 @@ class Record:
         key: str | Path | None = None,
         **fit: Any,
     ) -> Certificate:
-        """Checks every hash, and trains `segments` stretches between checkpoints again: see `Certificate`."""
+        """Checks every hash, and trains stretches between checkpoints again: see `Certificate`.
+
+        Args:
+            trainer: like the one that was trained, as it was before.
+            train: the training data.
+            segments: how many stretches are trained again; 0 needs neither trainer nor data.
+            seed: chooses the stretches.
+            key: a private key of ssh, which signs the certificate.
+            fit: the other arguments of `fit` that the run was trained with.
+        """
         return certify(self, trainer, train, segments, seed, key, fit)
 
     def fork(self, run: str | Path, at: int, trainer: Trainer | None = None, train: Any = None, **fit: Any) -> Record:
@@ -187,6 +204,14 @@ class Record:
                 open_fork(path, self.path, at, place).close()
 
     def without(self, rows: Collection[int], trainer: Trainer, train: Any, *, run: str | Path, **fit: Any) -> History:
-        """Trains again without these rows, from before they were first used: see `train_without`."""
+        """Trains again without some rows, from before they were first used.
+
+        Args:
+            rows: their numbers.
+            trainer: like the one that was trained, as it was before.
+            train: the training data.
+            run: the directory of the new run.
+            fit: the other arguments of `fit` that the run was trained with.
+        """
         arguments = self, sorted(set(rows)), trainer, train, run_path(run), fit
         return in_workers(self, self.steps, trainer, train_without, *arguments)

@@ -25,23 +25,33 @@ _OWN = ("self", "__class__", "class_weight", "parts")
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """A neural network as a scikit-learn classifier of two or more classes.
 
-    `module`: a function or class of (n_features, n_outputs) that makes an nn.Module, with an output for each class; or
-    a module, which is copied; `None`: linear layers of the widths `hidden` with ReLU between. It gets rows of `dtype`
-    as they are: put a StandardScaler before it. Sparse rows become dense a batch at a time. `loss`: whatever `Trainer`
-    takes, `CrossEntropy()` if not given. `optimizer`: a class or function of (parameters, lr=...). `module__width=64`
-    and `optimizer__momentum=0.9` give them these settings by name, also in a search. `validation`: the share of the
-    rows that is held out and scored after every epoch, or rows to score instead, (X, y); `patience`: how many of these
-    scores in a row may be no better before the training ends, with the module that was best. `random_state`: of
-    weights, order, dropout and what is held out; the global generators are as they were afterwards. `class_weight`: by
-    class, or "balanced"; it multiplies the sample weights. `metrics`, `callbacks` and `device` are those of `Trainer`
-    and `fit`; more of them by name in `trainer_options` and `fit_options`. `verbose=1`: a progress bar. `run`: a
-    directory in which every fit has a run of its own, named by what it is fitted with: rows, targets, weights, settings
-    and `random_state` as given (`None`: the name is the seed). The same fit goes on where it was, or has nothing left
-    to train; any other is another run. What is imported counts by its name: after a change of its code, name another
-    directory.
-
-    Afterwards: `classes_`, in the order of the outputs; `module_`, the trained module; `history_`; `n_iter_`, the
+    Afterwards it has `classes_`, in the order of the outputs; `module_`, the trained module; `history_`; `n_iter_`, the
     epochs; `run_`, the directory of its run, if it has one; `n_features_in_` and `feature_names_in_`.
+
+    Args:
+        module: a function or class of (n_features, n_outputs) that makes an `nn.Module` with an output for each class,
+            or a module, which is copied. It gets the rows as they are, so put a StandardScaler before it. The default
+            is linear layers of the widths `hidden` with ReLU between. `module__width=64` sets its argument `width`.
+        hidden: widths of the hidden layers of the default module.
+        loss: a loss as for `Trainer`; the default is `CrossEntropy()`.
+        optimizer: a class or function of (parameters, lr=...). `optimizer__momentum=0.9` sets its argument `momentum`.
+        lr: the learning rate.
+        batch_size: rows in one update.
+        epochs: passes over the training rows.
+        class_weight: weights by class, or "balanced". They multiply the sample weights.
+        validation: the share of rows that is held out and scored after every epoch, or other rows to score, (X, y).
+        patience: the training ends after this many scores without an improvement, with the best module.
+        metrics: as for `Trainer`.
+        callbacks: as for `fit`.
+        device: as for `Trainer`.
+        dtype: of the rows. Sparse rows become dense one batch at a time.
+        random_state: of weights, order, dropout and the rows that are held out. The global generators are restored.
+        run: a directory in which every fit has its own run, named by its rows, targets, weights, settings and
+            `random_state`. The same fit is continued; any other is another run. Code counts by its name: after a change
+            of code, name another directory.
+        trainer_options: other arguments of `Trainer`.
+        fit_options: other arguments of `fit`.
+        verbose: 1 shows a progress bar.
     """
 
     def __init__(

@@ -26,11 +26,16 @@ _ENCODING = "_headrace_encoding"  # an attribute of the model: copies of it, and
 
 
 def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None = None, strict: bool = True) -> int:
-    """Gives a model the weights that a run has kept; the step they are of.
+    """Loads the weights of a run into a model, and returns their step.
 
-    `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. With
-    `strict=False` only what fits is loaded, names that both have with equal shapes, and a warning says what is not. The
-    model remembers the categories of the run, and its trainer reads strings by them: see `Trainer.categories`.
+    Afterwards the model remembers the categories of the run, and its trainer reads strings by them: see
+    `Trainer.categories`.
+
+    Args:
+        model: a model like the one that was trained.
+        run: the directory of the run.
+        which: "best", "last" or a step. By default the best, if a callback marked one, else the last.
+        strict: `False` loads only the tensors whose names and shapes fit, and warns about the others.
     """
     contents = saved_weights(run_path(run), which)
     give_weights(model, contents, run, strict)

@@ -17,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..arena.joint import parts_of
 from ..arena.optimizer import is_plain
 from ..data.batch import Batch
+from ..errors import DataError
 from ..loss.outcome import Outcome, as_outcome
 from ..step import check, evaluate
-from ..step.arguments import deterministic_mode
+from ..step.arguments import batch_for, deterministic_mode
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -44,9 +45,18 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
     return outcome
 
 
-def step_by_hand(trainer: Trainer, batch: Batch) -> dict[str, Any]:
+def step_by_hand(trainer: Trainer, given: Any, full_batch: bool) -> dict[str, Any]:
     """One update without a training, by this worker's part of the batch; the losses by name."""
     last, updates = trainer.last_training, trainer.updates
+    check.has_optimizer(trainer.optimizers, "step()")
+    check.can_split(trainer.objectives, None, trainer.workers.sharing)
+    trainer.workers.comm.at(updates.count, "training")
+    batch = batch_for(trainer.model, given)
+    if full_batch and batch.rows != (wanted := trainer.batch_sizes.first):
+        raise DataError(
+            f"step(full_batch=True) takes exactly batch_size={wanted} samples, got {batch.rows}. Give it as many; how "
+            "many of them pass the model at once is microbatch=."
+        )
     batch = trainer.workers.share(batch.to(trainer.device), trainer.model)
     try:
         if (streams := batch.streams) != last.streams:

@@ -35,24 +35,23 @@ def _nothing(run: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Where a training survives, and how: `fit(run=hr.Run("runs/a", keep=5, every="10 minutes"))`.
+    """Where a training is saved, and how: `fit(run=hr.Run("runs/a", keep=5, every="10 minutes"))`.
 
-    A `path` that ends with a slash is a directory of runs (`"runs/"`): the training goes on with the newest run there
-    of the same settings, or begins a new one, `runs/002`; `history.run` says which. A `Path` has no slash, and is
-    refused if there are numbered runs in it. Without a path nothing is kept.
-
-    `resume="auto"` goes on from the last checkpoint if there is one, "must" insists on one, "never" refuses it. Limits
-    may have changed since; any other setting that differs is an error, unless `override`.
-
-    A checkpoint is written at `every` so many epochs, steps, samples or minutes, and at the end; the last `keep` stay
-    (or "all"), and the best. A thread writes it while the training goes on, unless `wait`. `logs`: the run has a
-    log.txt and curves for TensorBoard.
-
-    `parent="runs/a@600"`: a new run begins with the checkpoint of step 600 of that run, which is never changed. Without
-    other settings it ends with its parent's bits; with `override` it goes on with others.
-
-    `checkpoint="trainable"` saves what is trained, and only a hash of the base, which is frozen from the beginning: the
-    run goes on with a model that has the same base.
+    Args:
+        path: the directory. If it ends with a slash, as "runs/", it holds numbered runs: the newest with the same
+            settings is continued, or a new one is begun, and `history.run` is its path. Without a path nothing is
+            saved.
+        resume: "auto" continues from the last checkpoint, if there is one. "must" requires one, "never" refuses one.
+            Limits may differ from those of the run; any other setting that differs is an error.
+        every: how often a checkpoint is written, as in "1 epoch" or "10 minutes". There is always one at the end.
+        keep: how many checkpoints are kept, or "all". The best one is always kept.
+        override: continue although settings differ.
+        wait: write checkpoints in the training thread. By default another thread writes them.
+        logs: whether the run has a log.txt and curves for TensorBoard.
+        parent: "runs/a@600" begins a new run with the checkpoint of step 600 of the run "runs/a", which is not changed.
+            With the same settings it ends with the bits of that run; with `override` settings may differ.
+        checkpoint: "trainable" saves only what is trained, and a hash of the frozen rest. Resuming needs a model with
+            the same rest.
     """
 
     path: "str | Path | Runs | None" = None

@@ -9,6 +9,7 @@ from ..length import whole
 from ..loss.by_output import MetricsByOutput
 from ..loss.objective import measured_by
 from ..step import check, config
+from ..workers.strategy import Strategy
 from .schedule import check_schedule
 
 if TYPE_CHECKING:
@@ -105,3 +106,12 @@ def check_setting(name: str, value: Any) -> None:
         check_schedule(value)
     else:
         check.setting(name, value)
+
+
+def check_strategy(strategy: Any, now: Any) -> None:
+    """Raises if a trainer is to shard its model, and was made without that."""
+    if isinstance(strategy, Strategy) and strategy.shards and strategy is not now:
+        raise ConfigError(
+            "hr.Sharded divides the model between processes when the trainer is made, and this one has been made "
+            "without it. Give it as Trainer(strategy=); a rehearsal on virtual workers has no such processes."
+        )

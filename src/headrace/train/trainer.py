@@ -13,22 +13,13 @@ from torch.optim import Optimizer
 from ..data.batch import Batch
 from ..data.encoding import Encoding
 from ..data.staging import BatchSize, Sizes
-from ..errors import ConfigError, DataError
 from ..length import Length, whole
 from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
 from ..loss.objective import measured_by, module_of
 from ..loss.outcome import Outcome
 from ..step import check, config, evaluate
-from ..step.arguments import (
-    OptimizerLike,
-    Optimizers,
-    batch_for,
-    by_key,
-    check_optimizers,
-    scorers,
-    stays_ordinary,
-)
+from ..step.arguments import OptimizerLike, Optimizers, by_key, check_optimizers, scorers, stays_ordinary
 from ..step.guard import make_guard
 from ..step.regions import Patterns, change_in_place
 from ..step.settings import Precision, Settings
@@ -46,7 +37,7 @@ from .own_step import step_by_hand
 from .prepare import make_loop, make_workers
 from .runs import Run
 from .session import LastTraining
-from .setting import BetweenTrainings, OfUpdates, check_change, check_names, check_setting
+from .setting import BetweenTrainings, OfUpdates, check_change, check_names, check_setting, check_strategy
 
 if TYPE_CHECKING:
     from .find import BatchFinding, LrFinding
@@ -57,29 +48,41 @@ DEFAULT_BATCH = 128
 class Trainer:
     """Trains, validates and applies a model.
 
-    `hr.Trainer(model)` predicts, `hr.Trainer(model, loss)` validates too, and with an optimizer it trains.
+    `hr.Trainer(model)` can predict, `hr.Trainer(model, loss)` can also validate, and with an optimizer it can train.
 
-    `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`: one
-    of torch's, a list of several that share the loss, or a function of the parameters that makes these. For several
-    losses, dicts with equal keys, where `(optimizer, "5 steps")` is used at every fifth step.
-
-    `batch_size`: rows in one update (128 if not given, a loader's own), or one from each point of the training on, as
-    in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model at once ("auto": fewer when memory runs
-    out); `macrobatch`: how many are staged on the device together. `recompute`: modules, as in "blocks.*", that compute
-    intermediate results again in the backward pass; `compile`: all, or such modules, are compiled. `clip_norm`,
-    `clip_value`: of the gradients. `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy",
-    "f1:weighted", "top-3", or objects; for several outputs lists by name. `seed`: of the order in which rows are read,
-    and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of `Order`. A `fit`
-    begins with epoch 0 of that order, or where its run stands; one that is given a `Reader` goes on where that stands,
-    as a loop of `fit(epochs=1)` wants it. `schedule`: a function of the progress (0 to 1) that gives a factor, rates by
-    lengths, as in `{0: 1e-2, "5 epochs": 1e-3}`, or a `Schedule`, which makes torch's schedulers. `inputs`: the streams
-    that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`: "stop", or "skip" the
-    update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several workers make one model
-    (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by itself. `arena=False`
-    leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes of a small model, with the same
-    bits, where that is proven and quicker; `True` insists, `False` never does. `threads`: how many threads torch
-    uses in this process from now on; the bits of a training depend on it. `augment`: a function of the fields of many
-    training rows, and maybe of `Draws`, that changes them on the device, as that of `hr.map`; no other data.
+    Args:
+        model: any `nn.Module`. The trainer moves it to `device`.
+        loss: a term or a sum of terms, an `nn.*Loss`, a function of (outputs, target), or an `Objective`. For several
+            losses, a dict of them.
+        optimizer: one of torch's, a list of several that share the loss, or a function of the parameters that makes
+            these. For several losses, a dict with the same keys; `(optimizer, "5 steps")` is for every fifth update.
+        batch_size: rows in one update, by default 128, or the size of a loader. `{0: 32, "5 epochs": 64}` changes it.
+        microbatch: rows that pass through the model at once. "auto" tries fewer when memory runs out.
+        clip_norm: the largest norm of the gradients.
+        clip_value: the largest absolute value of a gradient.
+        precision: "fp32", "bf16" or "fp16".
+        metrics: names such as "accuracy", "f1:weighted" and "top-3", or objects. For several outputs, lists by name.
+        schedule: a function of the progress (0 to 1) that returns a factor for the learning rate, rates by lengths, as
+            in `{0: 1e-2, "5 epochs": 1e-3}`, or a `Schedule`, which makes torch's schedulers.
+        strategy: how several workers train one model; the default is `Synchronous()`.
+        device: a device of torch. "auto" is a CUDA device, or Apple's MPS, or the CPU.
+        seed: of the order of the rows. Dropout and the initial weights use torch's generator, which it does not set.
+        order: "full", "blocks", "blocks-only", "rows-only" or "none": see `Order`. Each `fit` begins with epoch 0 of
+            it, unless a run or a `Reader` continues at another place.
+        macrobatch: rows that are copied to the device together, or bytes, as in "64 MB".
+        inputs: the streams that the model gets; by default all but the target.
+        target: the stream that the loss compares with.
+        compile: `True`, or patterns of modules, as in "blocks.*", which `torch.compile` compiles one by one.
+        recompute: patterns of modules that compute intermediate results again in the backward pass, to save memory.
+        deterministic: whether torch is limited to deterministic operations during a training.
+        nonfinite: "stop", or "skip" an update whose loss or gradient is not finite.
+        eval_loss: the loss of validations, if it is another.
+        arena: `False` leaves parameters and buffers in their own memory.
+        tape: "auto" replays recorded passes where that is proven to give the same bits, and is faster. `True` raises
+            where it cannot be, `False` never records.
+        threads: the number of threads that torch uses in this process from now on. The bits of a training depend on it.
+        augment: a function of the fields of a batch, and optionally of `Draws`, that changes training rows on the
+            device.
     """
 
     batch_size, schedule, metrics = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
@@ -194,10 +197,7 @@ class Trainer:
 
     @property
     def info(self) -> Info | None:
-        """The training that is under way, as callbacks see it, for a `train_step` of one's own; else `None`.
-
-        There `info.batch` batches of this epoch, and `info.step` of all, have been used before this one.
-        """
+        """The training under way, as callbacks see it, for your own `train_step`; `None` if there is none."""
         return self.last_training.info
 
     @property
@@ -250,16 +250,7 @@ class Trainer:
         have `batch_size` rows. The model stays in its arena between calls; `release` takes it out.
         """
         self.find_workers()
-        check.has_optimizer(self.optimizers, "step()")
-        check.can_split(self.objectives, None, self.workers.sharing)
-        self.workers.comm.at(self.updates.count, "training")
-        batch = batch_for(self.model, batch)
-        if full_batch and batch.rows != (wanted := self.batch_sizes.first):
-            raise DataError(
-                f"step(full_batch=True) takes exactly batch_size={wanted} samples, got {batch.rows}. Give it as "
-                "many; how many of them pass the model at once is microbatch=."
-            )
-        return step_by_hand(self, batch)
+        return step_by_hand(self, batch, full_batch)
 
     def train_step(self, batch: Batch) -> Outcome:
         """One update. Override it to do something before or after, or an update of your own instead.
@@ -296,11 +287,15 @@ class Trainer:
         limit: int | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> dict[str, Any]:
-        """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`.
+        """Computes the loss and the metrics over a data set; keys begin with `name`.
 
-        Of several sets, as in `{"clean": a, "noisy": b}`, keys begin with "val/clean" and "val/noisy". Of `callbacks`
-        `on_step_end` is called after every batch, and `on_macrobatch_end` after every macrobatch, with an `Info` that
-        shows where the pass stands.
+        Args:
+            data: as for `fit`. The keys of several sets, `{"clean": a, "noisy": b}`, begin with "val/clean" and
+                "val/noisy".
+            name: the first part of the keys.
+            batch_size: rows that pass through the model at once.
+            limit: stop after about this many rows.
+            callbacks: `on_step_end` is called after every batch, and `on_macrobatch_end` after every macrobatch.
         """
         self.find_workers()
         return passes.validate(self, data, name, batch_size, limit, callbacks)
@@ -335,11 +330,22 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         run: str | Path | Run | None = None,
     ) -> History:
-        """Trains until the first limit is reached (10 epochs if none is given); returns what was reported.
+        """Trains until the first limit is reached, and returns the history.
 
-        `val` is scored every so often, `test` once, at the end, on the weights that are kept; either may be several
-        data sets, as in `{"clean": a, "noisy": b}`, with keys as "val/clean/loss". `scan` looks for NaN in the data
-        first. `run` names a directory in which the training survives; `hr.Run(path, ...)` says how.
+        Args:
+            train: tensors, arrays, a dict, a frame, a path, a `Table`, a `Dataset`, a `DataLoader` or a `Source`.
+            val: data to validate on, or several data sets, as in `{"clean": a, "noisy": b}`.
+            test: data that are scored once, at the end, with the weights that are kept.
+            epochs: passes over the training data. The default is 10, if no limit is given.
+            steps: updates.
+            samples: training rows, over all workers.
+            minutes: of training.
+            progress: "auto", "bar", "plain", or `False` for none.
+            validate_every: a length, as in "1 epoch" or "500 steps".
+            log_every: how often a row is added to the history.
+            scan: whether to look for NaN in the data first.
+            callbacks: called at the points that `Callback` names.
+            run: the directory to save to and resume from, or `hr.Run(path, ...)`.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
         for _ in make_loop(self, **options).run(each_step=False):
@@ -386,11 +392,7 @@ class Trainer:
 
     def work_with(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
-        if isinstance(strategy, Strategy) and strategy.shards and strategy is not self._wanted:
-            raise ConfigError(
-                "hr.Sharded divides the model between processes when the trainer is made, and this one has been made "
-                "without it. Give it as Trainer(strategy=); a rehearsal on virtual workers has no such processes."
-            )
+        check_strategy(strategy, self._wanted)
         self._wanted, vars(self)["workers"] = strategy, make_workers(strategy, self.device)
         self.updates.strategy = vars(self)["strategy"] = self.workers.strategy
 

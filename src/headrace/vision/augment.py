@@ -20,14 +20,22 @@ IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bb
 
 
 class Augment:
-    """Changes every image in another way, at every epoch: `hr.map(table, vision.Augment(turn=15))`.
+    """Changes every image in another way in each epoch: `hr.map(table, vision.Augment(turn=15))`.
 
-    `mirror` and `mirror_rows` are the chances that columns, or rows, are reversed; `turn`: up to so many degrees, both
-    ways; `zoom`: between these factors; `shift`: by up to this share of the size. `contrast` multiplies pixels by up to
-    1 ± this, `brightness` adds up to ± this, `noise` adds normal noise of this deviation. Masks, weights of pixels and
-    boxes move with the image. What comes in from outside is 0 in images and weights, and `outside` in masks. A box is
-    cut at the edges, and is left out if less than `min_visible` of it is to be seen.
-    The draws belong to the rows: the same in every repeat, and after any resume.
+    Masks, pixel weights and boxes move with the image. The draws belong to the rows: they are the same in every
+    repetition, and after every resume.
+
+    Args:
+        mirror: the probability that columns are reversed.
+        mirror_rows: the probability that rows are reversed.
+        turn: the largest angle in degrees, in both directions.
+        zoom: the smallest and the largest factor.
+        shift: the largest shift, as a share of the size.
+        contrast: pixels are multiplied by up to 1 ± this.
+        brightness: up to ± this is added.
+        noise: the standard deviation of normal noise.
+        outside: the class of pixels that come in from outside, in masks. They are 0 in images and weights.
+        min_visible: a box of which less is visible is removed. Others are cut at the edges.
     """
 
     thread_safe = True

@@ -80,15 +80,23 @@ def _by_anchor(levels: Sequence[Tensor], numbers: int) -> Tensor:
 
 
 class Detection(Objective):
-    """Trains a detector: the focal loss of its classes and the Huber loss of its boxes, and maybe a prior.
+    """The loss of a detector: the focal loss of its classes and the Huber loss of its boxes.
 
-    The target is a stream of boxes (images, M, 5): a box and its class, in rows of class −1
-    nothing; `ImageSamples` makes it. It may also be a `Ragged` of boxes, as many as each image has. `focal` and `huber`
-    may be any terms with the same targets: for each anchor and class 1, 0, or −1 where it is ignored; for each number
-    of a code, with weights that are 0 where there is no box. Their parts in the total are `class_heads_weight` and
-    `bbox_heads_weight`. An anchor that overlaps a box by `positive_iou` is to find it, one that overlaps all by less
-    than `negative_iou` is to find nothing. Predictions and metrics get `detections`, with `score`, `iou` and
-    `max_boxes` as given here.
+    The target is a stream of boxes, (images, M, 5), as `ImageSamples` makes it: a box and its class, and class −1 in
+    rows without a box. It may also be a `Ragged` with as many boxes as each image has. Predictions and metrics get
+    `detections`.
+
+    Args:
+        focal: the term of the classes. Its target is 1, 0, or −1 where an anchor is ignored.
+        huber: the term of the boxes, with weights that are 0 where there is no box.
+        prior: a prior that is added.
+        class_heads_weight: the weight of `focal` in the total.
+        bbox_heads_weight: the weight of `huber` in the total.
+        positive_iou: an anchor that overlaps a box by this much has to find it.
+        negative_iou: an anchor that overlaps all boxes by less has to find nothing.
+        score: the lowest score of a detection.
+        iou: of two detections that overlap by more, the one with the lower score is removed.
+        max_boxes: the largest number of detections in an image.
     """
 
     splits = True

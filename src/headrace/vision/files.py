@@ -31,11 +31,20 @@ BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 
 class ImageFiles(Table):
-    """Images from files as rows, decoded and resized as they are read, with what is known of each.
+    """A table of image files, which are decoded and resized when they are read.
 
-    Images are (channels, *size), float32: (pixel / 255 − `mean`) / `std`, where these are numbers, or one for each
-    channel; `channels` are 1, grey, or 3. `masks` are files with a class at each pixel, resized by the nearest. `known`
-    are streams that are in memory. A batch is decoded by `threads` threads, which a feed does while the model trains.
+    Images are (channels, *size), float32: (pixel / 255 − `mean`) / `std`.
+
+    Args:
+        files: the images.
+        size: height and width.
+        channels: 1 for grey, or 3.
+        mean: a number, or one for each channel.
+        std: a number, or one for each channel.
+        masks: for each image a file with a class at each pixel, resized to the nearest.
+        known: other streams, in memory.
+        classes: the names of the classes.
+        threads: how many threads decode a batch while the model trains.
     """
 
     thread_safe = True

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 class BestModel(Callback):
-    """Keeps the weights of the `k` best steps by a number that is measured.
+    """Keeps the weights of the best steps by a number that is measured.
 
-    `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto" where the metric tells which, by its
-    `higher_is_better` or by its name; `restore`: whether the model ends as the best.
+    Args:
+        monitor: a key of the history, as "val/loss".
+        mode: "min" or "max". "auto" takes that of the metric: its `higher_is_better`, or its name.
+        k: how many steps are kept.
+        restore: whether the model ends with the best weights.
     """
 
     def __init__(
@@ -109,9 +112,14 @@ class BestModel(Callback):
 
 
 class EarlyStopping(BestModel):
-    """Ends the training when a number has not got better, by more than `min_delta`, for `patience` validations.
+    """Ends the training when a number has not improved for `patience` validations.
 
-    With `restore_best` the model ends as it was at its best; the last checkpoint of a run stays the last.
+    Args:
+        monitor: a key of the history, as "val/loss".
+        patience: validations without an improvement before the training ends.
+        min_delta: the smallest change that counts as an improvement.
+        mode: "min" or "max". "auto" takes that of the metric.
+        restore_best: whether the model ends with its best weights. The last checkpoint of a run stays the last.
     """
 
     def __init__(

@@ -34,18 +34,20 @@ Format = Literal["fp32", "bf16", "fp16"]
 
 
 class Sharded(Strategy):
-    """g = Σᵢ gᵢ, one update, as `Synchronous` makes it, of a model of which every worker has a part: torch's
-    `fully_shard`.
+    """g = Σᵢ gᵢ, one update as `Synchronous` makes it; the model is divided between the workers by `fully_shard`.
 
-    `patterns` name the modules that are sharded by themselves, as in `Sharded("blocks.*")`: their parameters are
-    gathered before they are used, and let go afterwards. All other parameters are gathered together. `params`: the
-    format in which the model computes, "fp32", "bf16" or "fp16"; `reduce`: that in which gradients are added up.
-    `replicas`: "node" shards the model within each machine, and a number makes so many sharded copies. `offload`: the
-    shards are in the memory of the host. `init` gives a model on the "meta" device its values, a part of it after the
-    other: a function that is called with every module, as in `model.apply`, or a safetensors file, or a folder of them.
+    The trainer is made in the workers, which need a process group. The optimizer is a function of the parameters, or
+    has made no step yet. All workers write a checkpoint, and any number of workers can read it.
 
-    A trainer with it is made in the workers, which need a process group. The optimizer is a function that makes it of
-    the parameters, or has not stepped yet. Checkpoints are written by all workers, and read by any number of them.
+    Args:
+        patterns: modules that are sharded one by one, as in `Sharded("blocks.*")`. Their parameters are gathered before
+            they are used, and freed afterwards. All other parameters are gathered together.
+        params: the format in which the model computes: "fp32", "bf16" or "fp16".
+        reduce: the format in which gradients are added.
+        replicas: "node" shards the model within each machine; a number makes this many sharded copies.
+        offload: whether the shards are in the memory of the host.
+        init: gives values to a model on the "meta" device, one part after the other: a function that is called with
+            every module, as by `model.apply`, or a safetensors file, or a directory of them.
     """
 
     joint: ClassVar[bool] = True
