@@ -50,7 +50,7 @@ NAMES = {
     "keras": "Keras",
 }
 AGAIN = "raw-again"  # the control of the benchmark
-STRATEGIES = ("synchronous", "periodic:every=4 steps", "elastic:every=4 steps")
+STRATEGIES = ("synchronous", "periodic:every=4 steps", "diloco:every=4 steps")
 
 
 def main(wanted: str = "") -> None:
