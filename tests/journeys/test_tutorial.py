@@ -35,7 +35,12 @@ def test_another_output_is_noticed() -> None:
 def test_the_blocks_of_the_tutorial_are_found() -> None:
     found = blocks(PAGE.read_text())
     assert len(found) == PAGE.read_text().count("\n```") // 2 >= 15
-    assert {block.title for block in found if block.language == "python"} == {"make_data.py", "churn.py", "export.py", "serve.py"}
+    assert {block.title for block in found if block.language == "python"} == {
+        "make_data.py",
+        "churn.py",
+        "export.py",
+        "serve.py",
+    }
 
 
 @pytest.mark.slow

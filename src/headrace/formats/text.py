@@ -50,7 +50,7 @@ def open_ctf(
         streams: a stream with `sequence=True` has an item for each line of the sequence that has its field. Any other
             stream has one item per sequence, on any of its lines. Fields without a stream are ignored.
         fields: the names of streams in the file, where they differ: `{"words": "x"}`.
-        bad_rows: "stop" raises at the first line that cannot be read, "skip" drops sequences with errors and reports how many.
+        bad_rows: "stop" raises at the first line that cannot be read, "skip" drops such sequences, and says how many.
         cache: the directory of the Arrow file; by default that of the file.
         workers: how many threads parse the file. The result does not depend on it.
     """
