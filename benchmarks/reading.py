@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 import headrace as hr
-from headrace.data.views import Wrapper
 from headrace.formats.table import open_table
 
 WIDTH, BLOCK = 256, 16_384  # numbers of a row, and rows that lie together
@@ -165,7 +164,6 @@ def _judge(kind: str, facts: dict[str, Any], report: Report) -> None:
         "growth_mb": ("MB more of RssAnon", "<=", GROWTH_MB),
         "request_kb": ("kB a request", ">=", REQUEST_KB),
         "times_read": ("times read", "<=", TIMES_READ),
-        "times_expected": ("times a block is announced", "<=", 1),
     }
     for name, (what, sign, limit) in wanted.items():
         if facts[name] is not None:
@@ -200,7 +198,7 @@ def read(way: str, path: Path) -> dict[str, Any]:
 def read_headrace(path: Path) -> dict[str, Any]:
     """An epoch in blocks from the disk, and another one for what it does to memory."""
     before, start = read_bytes(), time.perf_counter()
-    table = Told(open_table(path))
+    table = open_table(path)
     feed = hr.Feed(hr.Reader(table, "blocks"), batch_size=BATCH)
     first = most = anonymous()
     rows = 0
@@ -208,7 +206,7 @@ def read_headrace(path: Path) -> dict[str, Any]:
         rows += batch.rows
         if number % LOOK == 0:
             most = max(most, anonymous())
-    seconds, taken, runs = time.perf_counter() - start, read_bytes() - before, list(table.runs)
+    seconds, taken = time.perf_counter() - start, read_bytes() - before
     if rows != len(table):
         raise RuntimeError(f"an epoch of {len(table)} rows gave {rows}")
     for number, _ in enumerate(feed):
@@ -219,15 +217,7 @@ def read_headrace(path: Path) -> dict[str, Any]:
         "seconds": seconds,
         "read_bytes": taken,
         "growth_mb": (most - first) / 1e6,
-        "times_expected": times_expected(runs, len(table)),
-        "runs": len(runs),
     }
-
-
-def times_expected(runs: Sequence[tuple[int, int]], rows: int) -> float | None:
-    """How often a row is announced: once, if every block is read once. `None` if some are not announced at all."""
-    covered = sum(stop - start for start, stop in set(runs))
-    return sum(stop - start for start, stop in runs) / rows if covered >= rows else None
 
 
 def read_plain(path: Path) -> dict[str, Any]:
@@ -237,18 +227,6 @@ def read_plain(path: Path) -> dict[str, Any]:
         while file.readinto(room):
             pass
     return {"seconds": time.perf_counter() - start, "growth_mb": None}
-
-
-class Told(Wrapper):
-    """A table that keeps what it was told to expect at once."""
-
-    def __init__(self, table: hr.Table) -> None:
-        super().__init__(table)
-        self.runs: list[tuple[int, int]] = []
-
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        self.runs += [(start, stop)] * now
-        super().prefetch(start, stop, now=now)
 
 
 # --- what the system says -------------------------------------------------------------------------------------

@@ -27,8 +27,6 @@ def moved(fields, draws):
     return {**fields, "x": F.grid_sample(x, grid, align_corners=False)}
 
 
-augmented = hr.map(train, moved, where="device")  # a whole macrobatch at a time, where the model is
-
 # %%
 torch.manual_seed(0)
 model = nn.Sequential(
@@ -41,8 +39,9 @@ model = nn.Sequential(
     nn.Linear(64 * 16, 10),
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=64, metrics=["accuracy"], schedule=hr.OneCycle())
-history = trainer.fit(augmented, val, test, epochs=12, callbacks=[hr.BestModel("val/accuracy", restore=True)])
+options = {"batch_size": 64, "metrics": ["accuracy"], "schedule": hr.OneCycle()}
+trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, augment=moved, **options)
+history = trainer.fit(train, val, test, epochs=12, callbacks=[hr.BestModel("val/accuracy", restore=True)])
 
 # %%
 print(trainer.predict(test).shape)

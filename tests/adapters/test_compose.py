@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.composed import ids, named, negated, odd, plain, renamed, row, same, table
+from kit.composed import ids, named, negated, odd, plain, row, same, table
 from torch import Tensor
 
 import headrace as hr
@@ -18,10 +18,10 @@ from headrace.data.sparse import Sparse
 
 
 class Spy(hr.Table):
-    """Tells which runs of rows it was to expect."""
+    """A table of the user's, with blocks."""
 
     def __init__(self, rows: int) -> None:
-        self._rows, self.block, self.expected = rows, 4, list[tuple[int, int]]()
+        self._rows, self.block = rows, 4
 
     @property
     def streams(self) -> list[hr.Stream]:
@@ -32,9 +32,6 @@ class Spy(hr.Table):
 
     def take(self, indices: Tensor) -> hr.Batch:
         return hr.Batch({"id": indices})
-
-    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
-        self.expected.append((start, stop) if now else (stop, start))
 
 
 # --- views of views ----------------------------------------------------------------------------------------
@@ -92,7 +89,6 @@ def test_views_of_views_hold_the_rows_that_plain_lists_say(
         lengths = made.lengths(name)
         assert lengths.dtype == torch.int64
         assert lengths.tolist() == [len(each[place]) for each in expected]
-    made.prefetch(start, stop, now=True)
     assert made.fingerprint() == made.fingerprint()
 
 
@@ -219,23 +215,6 @@ def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
         assert (view.block, view.row_bytes) == (4, 8)
     assert compose.zip(made, named(a=range(20))).block == 4
     assert both.block is None
-
-
-def test_every_view_passes_on_which_rows_come_up() -> None:
-    def told(make: Callable[[Spy, Spy], hr.Table], start: int, stop: int) -> list[list[tuple[int, int]]]:
-        a, b = Spy(10), Spy(20)
-        make(a, b).prefetch(start, stop, now=True)
-        c, d = Spy(10), Spy(20)  # what comes up later is told with its bounds turned round
-        make(c, d).prefetch(start, stop, now=False)
-        assert [each[::-1] for each in c.expected + d.expected] == a.expected + b.expected
-        return [a.expected, b.expected]
-
-    assert told(lambda a, b: compose.concat(a, b), 7, 15) == [[(7, 10)], [(0, 5)]]
-    assert told(lambda a, b: compose.concat(a, b), 10, 12) == [[], [(0, 2)]]
-    assert told(lambda a, b: compose.skip(b, 6), 2, 5) == [[], [(8, 11)]]
-    assert told(lambda a, b: compose.filter(b, odd), 2, 5) == [[], [(5, 10)]]
-    assert told(lambda a, b: compose.filter(b, odd), 2, 2) == [[], []]
-    assert told(lambda a, b: compose.zip(a, compose.map(compose.head(b, 10), renamed)), 3, 4) == [[(3, 4)], [(3, 4)]]
 
 
 # --- take, skip, filter ------------------------------------------------------------------------------------

@@ -66,9 +66,6 @@ USES: dict[str, Any] = {
         DataLoader(Views(x, torch.zeros(len(x))), batch_size=None), epochs=1
     ),
     "a reader": lambda trainer, x: trainer.model(as_stored(x).next_batch(8)["x"]),
-    "a map on the device": lambda trainer, x: trainer.predict(
-        hr.map({"x": x}, lambda fields: {"x": fields["x"].relu_()}, where="device")
-    ),
 }
 
 

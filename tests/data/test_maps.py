@@ -19,6 +19,7 @@ import headrace as hr
 from headrace.adapters import compose
 from headrace.data.draws import Draws
 from headrace.data.fields import Field
+from headrace.data.maps import Augmented
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
 
@@ -55,8 +56,9 @@ def noisy(fields: Fields, draws: Draws) -> Fields:
     return {**fields, "words": words.with_values(words.values + shift)}
 
 
-def augmented(table: hr.Table | None = None, **options: Any) -> hr.Table:
-    return compose.map(hr.ArrayTable(COLUMNS) if table is None else table, noisy, **options)
+def augmented(table: hr.Table | None = None, where: Any = "host", change: Any = None) -> hr.Table:
+    """As `hr.map` makes it, or as a trainer does of `augment=`."""
+    return Augmented(hr.ArrayTable(COLUMNS) if table is None else table, change or noisy, where)
 
 
 def rows_of(batch: hr.Batch) -> list[tuple[Any, ...]]:
@@ -91,7 +93,7 @@ def test_a_function_is_called_by_the_thread_that_trains_unless_it_says_that_othe
 
     change: Any = with_draws if draws else alone
     change.thread_safe = declared
-    table = compose.map(Elsewhere(), change, where=where)
+    table = augmented(Elsewhere(), where, change)
     seen.clear()
     with hr.Feed(hr.Reader(table), batch_size=8) as feed:
         assert sum(batch.rows for batch in feed) == ROWS
@@ -253,7 +255,7 @@ def more(fields: Fields, draws: Draws) -> Fields:
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_maps_follow_one_another_with_draws_and_without(where: Any) -> None:
-    chain = compose.map(compose.map(augmented(where=where), doubled, where=where), more, where=where)
+    chain = augmented(augmented(augmented(where=where), where, doubled), where, more)
     plain = read(reader(order="none"), 7)
     found = read(reader(chain, "none"), 7, 30)
     assert [row[2] for row in found] == [2 * row[2] for row in plain]
@@ -315,13 +317,6 @@ def test_a_table_with_draws_is_not_put_together_with_others(compound: Any, error
         compound(augmented(where=where))
 
 
-def test_what_follows_a_map_on_the_device_is_on_the_device_too() -> None:
-    with pytest.raises(hr.ConfigError, match=r"where='device'"):
-        compose.map(augmented(where="device"), doubled)
-    with pytest.raises(hr.ConfigError, match=r"unknown where 'gpu'.*host|Did you mean"):
-        compose.map(hr.ArrayTable(COLUMNS), noisy, where="gpu")
-
-
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_a_map_that_breaks_its_promise_in_the_middle_is_named(where: Any) -> None:
     late = False
@@ -334,7 +329,7 @@ def test_a_map_that_breaks_its_promise_in_the_middle_is_named(where: Any) -> Non
 
     for change, error in ((drops, r"map\(\).*drops made 4 rows of 7.*filter"), (turns, r"expected stream id: int64")):
         late = False
-        table = compose.map(hr.ArrayTable({"id": torch.arange(ROWS)}), change, where=where)
+        table = augmented(hr.ArrayTable({"id": torch.arange(ROWS)}), where, change)
         late = True
         with pytest.raises(hr.DataError, match=error):
             list(hr.Feed(hr.Reader(table), batch_size=7, macrobatch=7))
@@ -405,7 +400,7 @@ def test_where_rows_are_changed_and_read_changes_no_weight() -> None:
     for table in (arrays, Labelled()):
         for where in ("host", "device"):
             trained = trainer(macrobatch=16)
-            trained.fit(compose.map(table, shaken, where=where), epochs=2, progress=False)
+            trained.fit(augmented(table, where, shaken), epochs=2, progress=False)
             found.append(weights(trained))
     plain = trainer(macrobatch=16)
     plain.fit(arrays, epochs=2, progress=False)
@@ -430,7 +425,6 @@ def test_a_table_with_draws_is_not_written_without_them(name: str, tmp_path: Pat
     numbers = hr.ArrayTable({"x": torch.zeros(10)})
     for table in (
         hr.map(numbers, shifted),
-        hr.map(numbers, dict, where="device"),
         hr.head(hr.map(numbers, shifted), 5),
     ):
         with pytest.raises(

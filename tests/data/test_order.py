@@ -299,59 +299,6 @@ def test_a_mix_that_cannot_be_is_refused(make: Callable[[], Any], message: str) 
         make()
 
 
-# --- what to read from disk ------------------------------------------------------------------------------
-
-
-@given(**mixed, epoch=st.integers(0, 9), data=st.data())
-@pytest.mark.parametrize("kind", BY_BLOCKS)
-def test_stretches_are_the_runs_of_the_groups_that_a_slice_touches(
-    kind: str, n: int, block: int, mix: int, seed: int, epoch: int, data: st.DataObject
-) -> None:
-    mix = mix if kind == "blocks" else 1
-    order = hr.Order(n, kind, seed=seed, block=block, mix=mix)
-    start, stop = sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2)))
-    size, found = order.block, order.stretches(epoch, start, stop)
-    in_order = slots(n, block, seed, epoch) if kind == "blocks" else blocks_of(whole(order, epoch), size)
-    touched = [in_order.index(block) // mix for block in blocks_of(order.indices(epoch, start, stop), size)]
-    ids = in_order[min(touched) * mix : (max(touched) + 1) * mix] if touched else []
-    assert found == [(k * size, min(n, (k + 1) * size)) for k in ids]
-
-
-@given(**mixed, kind=st.sampled_from(KINDS), epoch=st.integers(0, 9), data=st.data())
-def test_a_stretch_ends_where_its_rows_do(
-    n: int, block: int, mix: int, seed: int, kind: str, epoch: int, data: st.DataObject
-) -> None:
-    """Read up to there, the runs have been used up; one position further, others come up."""
-    mix = mix if kind == "blocks" else 1
-    order, at = hr.Order(n, kind, seed=seed, block=block, mix=mix), data.draw(st.integers(0, n - 1))
-    end = order.stretch_end(epoch, at)
-    assert at < end <= n
-    if kind in ("full", "none"):
-        assert end == n
-        return
-    runs = order.stretches(epoch, at, at + 1)
-    first = end - sum(stop - start for start, stop in runs)
-    rows = sorted(order.indices(epoch, first, end).tolist())
-    assert rows == sorted(row for run in runs for row in range(*run))
-    if end < n:
-        assert not set(order.stretches(epoch, end, end + 1)) & set(runs)
-
-
-def test_stretches_of_other_orders() -> None:
-    assert hr.Order(100, "full").stretches(0, 5, 50) == []
-    assert hr.Order(100, "none").stretches(0, 5, 50) == [(5, 50)]
-    assert hr.Order(100, "blocks", block=10).stretches(0, 5, 5) == []
-
-
-@pytest.mark.parametrize("mix", [1, 8])
-def test_stretches_of_a_huge_epoch_cost_only_the_slice(mix: int) -> None:
-    order = hr.Order(10**12, "blocks", block=1000, mix=mix)
-    middle = order.indices(3, 5 * 10**11, 5 * 10**11 + 20_000)
-    runs = order.stretches(3, 5 * 10**11, 5 * 10**11 + 20_000)
-    assert len(runs) <= 20 + 2 * mix
-    assert all(any(start <= row < stop for start, stop in runs) for row in middle[::97].tolist())
-
-
 # --- bad input -------------------------------------------------------------------------------------------
 
 

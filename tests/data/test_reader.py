@@ -332,65 +332,6 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: st
         reader(**options)
 
 
-class OnDisk(hr.ArrayTable):
-    """Notes what it is told, and that the rows it is asked for have been announced."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__({"x": torch.arange(rows)}, block=5)
-        self.now: list[tuple[int, int]] = []
-        self.soon: list[tuple[int, int]] = []
-        self.known: set[int] = set()
-
-    @property
-    def row_bytes(self) -> float:
-        return 1e9  # worth telling
-
-    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
-        (self.now if now else self.soon).append((start, stop))
-        if now:
-            self.known |= set(range(start, stop))
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        assert set(indices.tolist()) <= self.known
-        return super().take(indices)
-
-    def rows(self, start: int, stop: int) -> hr.Batch:
-        assert set(range(start, stop)) <= self.known
-        return super().rows(start, stop)
-
-
-@pytest.mark.parametrize("order", ["blocks", "blocks-only", "rows-only"])
-@pytest.mark.parametrize("mix", [1, 2])
-@pytest.mark.parametrize("shard", [WHOLE, hr.Shard(1, 3)])
-def test_a_table_on_disk_is_told_of_every_run_once_before_its_rows_are_taken(
-    order: str, mix: int, shard: hr.Shard
-) -> None:
-    table = OnDisk(23)
-    source = hr.Reader(table, order, mix=mix if order == "blocks" else 1, max_epochs=2)
-    while source.epoch == 0:
-        source.next_batch(4, shard)
-    runs = {(start, min(23, start + 5)) for start in range(0, 23, 5)}
-    assert sorted(table.now) == sorted(runs) if shard == WHOLE else set(table.now) <= runs
-    assert set(table.soon) <= set(runs)
-    assert len(table.now) == len(set(table.now)), "once an epoch"
-    table.now.clear()
-    rest(source)
-    assert len(table.now) == len(set(table.now)) <= len(runs)
-
-
-def test_a_table_on_disk_is_told_again_after_it_was_rewound() -> None:
-    table = OnDisk(23)
-    source = hr.Reader(table, "blocks")
-    initial = source.state_dict()
-    for _ in range(3):
-        source.load_state_dict(initial)
-        table.known.clear()
-        assert sum(source.next_batch(5).rows for _ in range(4)) == 20
-    source.load_state_dict({**initial, "position": 12})
-    table.known.clear()
-    source.next_batch(11)
-
-
 # --- tables that break their contract --------------------------------------------------------------------
 
 

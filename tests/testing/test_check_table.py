@@ -202,16 +202,6 @@ class Grows(Squares):
         return self.n
 
 
-class PrefetchesTooMuch(Squares):
-    shift = 0
-
-    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
-        self.shift = start
-
-    def fields(self, indices: Tensor) -> dict[str, Any]:
-        return super().fields(indices + self.shift)
-
-
 class CodedTooHigh(Squares):
     categories = {"s": ["a", "b"]}  # type: ignore[assignment]  # noqa: RUF012
 
@@ -278,7 +268,6 @@ BAD_TABLES: list[tuple[str, Any, str]] = [
     ("streams", SquaresOfNumpy, "stream 'x' holds a ndarray. Give a tensor"),
     ("streams", ExtraStream, r"got \['z'\] beside them"),
     ("declared", Grows, "len, asked again: expected 10, got 11"),
-    ("prefetch", PrefetchesTooMuch, "take after prefetch"),
     ("categories", CodedTooHigh, r"categories\['s'\]: expected 9 at least, got 2"),
     ("categories", CodedElsewhere, r"expected streams of \['x', 's'\], got z"),
     ("augment", DrawsByPlace, "in two parts"),

@@ -1,10 +1,9 @@
 """Makes tables and sources of others: `zip concat mix head skip filter map split`."""
 
 import builtins
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +11,14 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..data.fields import Field
-from ..data.maps import Augmented, Change, Mapped
+from ..data.maps import Augmented, Change, Mapped, takes_draws
 from ..data.mix_order import MixOrder
 from ..data.order import Permutation
 from ..data.packed import PackedTable
 from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
-from ..errors import ConfigError, DataError, unknown
+from ..errors import ConfigError, DataError
 from ..length import Length, Points, whole
 from .adapt import as_data, as_table
 
@@ -139,24 +138,20 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
     return View(found, torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64))
 
 
-def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host") -> Any:
+def map(table: Any, change: Change) -> Any:
     """Changes the rows of a table or a mix, many at a time, by a function of the fields by name.
 
     It returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are a
-    function of seed, epoch and position, for augmentation that is the same after any resume. `where="device"`: once
-    the rows are on the device. `change` is called in the thread that trains. If it has an attribute `thread_safe` that
-    is true, other threads call it while the model trains, perhaps several at once.
+    function of seed, epoch and position, for augmentation that is the same after any resume. On the device, and for
+    the training rows only, `Trainer(augment=change)` does the same. `change` is called in the thread that trains. If it
+    has an attribute `thread_safe` that is true, other threads call it while the model trains, perhaps several at once.
     """
-    if where not in ("host", "device"):
-        raise ConfigError(unknown("where", where, ("host", "device")))
-    found, draws = as_data(table), _takes_draws(change)
+    found = as_data(table)
     if isinstance(found, Reader):
-        return found.over(map(found.table, change, where=where))
+        return found.over(map(found.table, change))
     if isinstance(found, Source):
         raise ConfigError("map() takes rows by number. A Source changes its batches where it makes them.")
-    if draws or where == "device" or found.augments:
-        return Augmented(found, change, where, draws)
-    return Mapped(found, change)
+    return Augmented(found, change) if takes_draws(change) or found.augments else Mapped(found, change)
 
 
 def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = None) -> list[Table]:
@@ -206,17 +201,6 @@ def _check_added(who: str, table: Table, batch: Batch, name: str) -> None:
     """Raises if rows lack a stream that a map with draws adds on their way."""
     if name not in batch and name in [stream.name for stream in table.streams]:
         raise DataError(f"{who}(): a map with draws adds {name!r} on the way. Map what {who}() gives instead.")
-
-
-def _takes_draws(change: Change) -> bool:
-    """Whether a function asks for a second argument; one that does not say is taken to want the fields alone."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(change).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    asked = [p for p in parameters if p.kind in kinds and p.default is p.empty]
-    return len(asked) > 1
 
 
 def _rows(who: str, rows: int, least: int) -> int:

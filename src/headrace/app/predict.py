@@ -70,7 +70,7 @@ def _inputs(trainer: Trainer, encoding: Encoding, mapped: bool) -> set[str]:
 
 def _mapped(table: Table, changes: Sequence[Changed]) -> Table:
     for changed in changes:
-        table = map_rows(table, changed.change, where=changed.augments or "host")
+        table = map_rows(table, changed.change)
     return table
 
 

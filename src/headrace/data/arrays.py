@@ -1,11 +1,8 @@
 """Data that is in memory already, or mapped into it, and used in place: tensors, arrays, sequences, sparse rows."""
 
-import ctypes
 import hashlib
-import mmap
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..store import system
 from .batch import Batch, Stream
 from .encoding import Categories, Encoding
-from .fields import Field, Rows, one_length, take, tensors_of, unmasked
+from .fields import Rows, one_length, take, tensors_of, unmasked
 from .source import Table, fingerprint_of, forwarded
 from .sparse import Sparse
 
-WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
 HASHED_BYTES = 4 << 20  # all values of a tensor up to this size are hashed
 SCATTER = 2654435761  # a large odd number
 PLACES, RUN = 4096, 16  # of a larger tensor: the number of evenly spread places, and of values hashed at each
@@ -76,10 +71,6 @@ class ArrayTable(Table):
     def lengths(self, stream: str) -> Tensor:
         return self.columns[self.sequence(stream).name].host_offsets.diff()  # type: ignore[union-attr]
 
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        for field in self.rows(start, stop).fields.values():
-            populate(field, now)
-
     def resident(self, device: torch.device) -> bool:
         return self.device == device
 
@@ -122,23 +113,6 @@ def _sampled(tensor: Tensor) -> Tensor:
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def populate(field: Field, now: bool = True) -> None:
-    """Reads the pages of a mapped file that hold a field, now or while others work, where the system can."""
-    madvise = _madvise()
-    if madvise is None:
-        return
-    for tensor in tensors_of(field):
-        if tensor.nbytes and tensor.is_contiguous():
-            start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-            length = tensor.data_ptr() + tensor.nbytes - start
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), POPULATE_READ if now else WILL_NEED)
-
-
-@cache
-def _madvise() -> Any:
-    return system.c_function("madvise")
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)

@@ -36,9 +36,6 @@ class BucketOrder(Order):
         window = self._order.positions(epoch, row)[0] // (BATCHES * self.batch_size)
         return [window * BATCHES * self.batch_size + int(np.flatnonzero(self._window(epoch, window) == row)[0])]
 
-    def stretches(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
-        return []
-
     def _window(self, epoch: int, window: int) -> Indices:
         """The rows of a window: sorted, cut into batches, and these in an order of their own; a small one is last."""
         if self._known is not None and self._known[:2] == (epoch, window):

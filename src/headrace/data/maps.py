@@ -1,5 +1,6 @@
 """Tables whose rows are changed on their way, many at a time, by a function of the fields."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -81,12 +82,10 @@ class Augmented(Changed):
     It is the Reader that knows the epoch, and so does the change: taken one by one, the rows are those of the table.
     """
 
-    def __init__(self, table: Table, change: Change, where: Literal["host", "device"], draws: bool) -> None:
+    def __init__(self, table: Table, change: Change, where: Literal["host", "device"] = "host") -> None:
         super().__init__(table, change)
-        if table.augments == "device" and where == "host":
-            raise ConfigError("map(): what follows a map on the device is on the device too. Say where='device'.")
-        self.augments, self._with_draws = where, draws
-        self.encoding = table.encoding if where == "host" else self.encoding
+        self.augments, self._with_draws = where, takes_draws(change)
+        self.encoding = table.encoding  # other data are read without it
         with _probe():
             first = owned(table.rows(0, min(PROBE, len(table))))
         self._lengths_before = _lengths_of(first.fields)
@@ -129,6 +128,16 @@ def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
             f"map(): {name_of(change)} made {found.rows} rows of {batch.rows}. A map keeps rows; filter() drops some."
         )
     return found
+
+
+def takes_draws(change: Change) -> bool:
+    """Whether a function asks for a second argument; one that does not say is taken to want the fields alone."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(change).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 1
 
 
 def check_rows_stay_apart(table: Table) -> None:

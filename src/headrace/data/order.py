@@ -174,35 +174,9 @@ class Order:
         shuffle = Permutation(size, "mixed", VERSION, self.seed, epoch, self.block, self.mix)
         return [first + int(shuffle.inverse(np.array([before + int(offsets[0]) - first]), tweak=_mix(group))[0])]
 
-    def stretches(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """The runs of rows on disk that positions `start` to `stop` are taken from, in the order they come up.
-
-        A run begins before `start`, and ends behind `stop`, where its rows are shuffled with others.
-        """
-        if self.kind in ("full", "none") or start == stop:
-            return [(start, stop)] if self.kind == "none" else []
-        blocks, _, _, slot = self._permutations(epoch)
-        first, last = (self._slot(position, slot) // self.mix * self.mix for position in (start, stop - 1))
-        slots = np.arange(first, min(last + self.mix, self._tail + 1))
-        ids = slots if blocks is None else blocks(slots)
-        return [(int(k) * self.block, min(self.n, (int(k) + 1) * self.block)) for k in ids]
-
-    def stretch_end(self, epoch: int, position: int) -> int:
-        """The position behind the rows that are shuffled together with the one at `position`."""
-        if self.kind in ("full", "none"):
-            return self.n
-        slot = self._permutations(epoch)[3]
-        after = (self._slot(position, slot) // self.mix + 1) * self.mix
-        return self._end(after, slot)
-
     def _end(self, after: int, slot: int) -> int:
         """The position at which so many slots end, where the short block stands in `slot`."""
         return min(self.n, after * self.block - (self._missing if after > slot else 0))
-
-    def _slot(self, position: int, slot: int) -> int:
-        """The slot of a position, where the short block stands in `slot`."""
-        behind = position >= (slot + 1) * self.block - self._missing
-        return (position + (self._missing if behind else 0)) // self.block
 
     def _mixed(self, epoch: int, positions: Indices, blocks: Any, slot: int) -> Indices:
         """Positions are shuffled within groups of `mix` slots; all groups but two have the same size."""

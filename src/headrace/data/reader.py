@@ -88,7 +88,6 @@ class Reader(Source):
         self.sized_by, self.position = count, 0
         self.reading = Reading(table, plain, count, cross_epochs, end, marked=self._marked)
         """What stands at which position."""
-        self.ahead = self.reading.ahead(0)
 
     position: int
     """Rows read since the beginning of the first epoch."""
@@ -115,7 +114,7 @@ class Reader(Source):
         check_names(table.streams)
         check_fixed(table.streams)
         found = copy.copy(self)
-        found._move_to(replace(self.reading, table=table), 0)
+        found.reading, found.position = replace(self.reading, table=table), 0
         return found
 
     @property
@@ -140,7 +139,7 @@ class Reader(Source):
         return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
-        macrobatch = self.reading.fetch(self.position, size, rows, shard, self.ahead)
+        macrobatch = self.reading.fetch(self.position, size, rows, shard)
         self.position += 0 if macrobatch is None else sum(macrobatch.totals)
         return macrobatch
 
@@ -151,11 +150,7 @@ class Reader(Source):
         return copy.copy(self)  # of what they share nothing depends on where one of them stands
 
     def load_state_dict(self, state: State) -> None:
-        self._move_to(self.reading, self.reading.position(state))
-
-    def _move_to(self, reading: Reading, position: int) -> None:
-        """Moves to a position of a reading, and starts prefetching from there."""
-        self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
+        self.position = self.reading.position(state)
 
 
 def _in_buckets(table: Table, order: Order | MixOrder, stream: str, batch_size: int | None) -> BucketOrder:

@@ -15,7 +15,6 @@ import torch
 
 from ..errors import ConfigError, SourceError
 from ..length import whole
-from .ahead import Ahead
 from .batch import Batch, Macrobatch, State
 from .draws import Draws
 from .fields import Field, cat
@@ -25,7 +24,6 @@ from .shard import WHOLE, Shard
 from .source import Cursor, Table, check_batch
 
 STRETCH = 8192  # positions whose rows are computed together, which is cheaper
-WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
 BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
 OF_RUN = ("epoch", "position")  # what a cursor says of its run, rather than of what is read
 OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to leave out
@@ -68,13 +66,6 @@ class Reading:
         found = copy.copy(self)
         object.__setattr__(found, "end", stop if self.end is None else min(stop, self.end))
         return found
-
-    def ahead(self, position: int) -> Ahead | None:
-        """Tells the table which rows come up from here on; `None` if prefetching would not pay."""
-        together = self.order.block * self.order.mix * self.table.row_bytes
-        if self.table.block is None or together < WORTH_BYTES or self.order.kind not in BY_BLOCKS:
-            return None
-        return Ahead(self.table, self.order, position // self.order.n)
 
     # --- cursors ---
 
@@ -191,9 +182,7 @@ class Reading:
             first, self._held["rows"] = start, (start, held)
         return held[start - first : stop - first]
 
-    def fetch(
-        self, start: int, size: int, rows: int = 0, shard: Shard = WHOLE, ahead: Ahead | None = None
-    ) -> Macrobatch | None:
+    def fetch(self, start: int, size: int, rows: int = 0, shard: Shard = WHOLE) -> Macrobatch | None:
         """The batches from `start` on, at least one, of together about `rows` rows; `None` at the end."""
         if not (found := whole(size)):
             raise ConfigError(f"a batch has at least one {'row' if self.count == 'rows' else 'item'}, got size {size}.")
@@ -212,7 +201,7 @@ class Reading:
             counts = [stop - start for start, stop in parts]
         macrobatch = Macrobatch({}, counts, totals, [self.cursor(at) for at in cuts[1:]])
         macrobatch.ends_epoch = cuts[-1] >= self.epoch_end(cuts[-2])
-        self._fill(macrobatch, parts, ahead)
+        self._fill(macrobatch, parts)
         return macrobatch
 
     def _together(self, start: int, size: int, rows: int) -> int:
@@ -221,11 +210,9 @@ class Reading:
         at, odd = divmod(start % self.order.n, size)
         return batches if odd or self.count != "rows" else batches - at % batches
 
-    def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]], ahead: Ahead | None) -> None:
+    def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]]) -> None:
         """Reads the rows of these runs of positions, and does to them what the table wants done."""
         table, pieces = self.table, [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
-        for piece in pieces if ahead is not None else ():
-            ahead(*piece)  # type: ignore[misc]
         macrobatch.fields = self._stored(pieces) if self.order.kind == "none" else self._taken(parts, pieces)
         macrobatch.aliases = self.order.kind == "none" and table.aliases
         if not table.augments:

@@ -226,9 +226,6 @@ class Table(ABC):
         self.sequence(stream)
         raise SourceError(f"{type(self).__name__} does not know the lengths of {stream!r}. Give it lengths(stream).")
 
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        """The rows from `start` to `stop` will be taken in any order, `now` or soon: a chance to read them at once."""
-
     def augment(self, fields: Mapping[str, Field], draws: "Draws") -> Mapping[str, Field]:
         """What is done to rows on their way, with random numbers of their own: see `map`."""
         return fields

@@ -19,7 +19,6 @@ from .fields import cat, take
 from .source import Table, forwarded
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
-NEAR = 4  # rows that are chosen from no more than so many times their number lie together
 
 
 class _Joined(Table):
@@ -97,10 +96,6 @@ class Concat(_Joined):
     def lengths(self, stream: str) -> Tensor:
         return torch.cat([table.lengths(stream) for table in self.tables])
 
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        for k, a, b in self._parts(start, stop):
-            self.tables[k].prefetch(a, b, now=now)
-
     @property
     def row_bytes(self) -> float:
         return sum(table.row_bytes * len(table) for table in self.tables) / max(1, len(self))
@@ -134,7 +129,6 @@ class Wrapper(Table):
     take = forwarded("table.take")
     rows = forwarded("table.rows")
     lengths = forwarded("table.lengths")
-    prefetch = forwarded("table.prefetch")
     augment = forwarded("table.augment")
     resident = forwarded("table.resident")
     fingerprint = forwarded("table.fingerprint")
@@ -166,15 +160,6 @@ class View(Wrapper):
     def lengths(self, stream: str) -> Tensor:
         run = self.numbers
         return self.table.lengths(stream)[slice(run.start, run.stop) if isinstance(run, range) else run]
-
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        run = self.numbers[start:stop]
-        if isinstance(run, range):
-            self.table.prefetch(run.start, run.stop, now=now)
-        elif len(run):
-            first, last = int(run.min()), int(run.max()) + 1
-            if last - first <= NEAR * len(run):  # a few rows from all over are no run
-                self.table.prefetch(first, last, now=now)
 
     def fingerprint(self) -> str:
         run = self.numbers
@@ -220,10 +205,6 @@ class Zipped(_Joined):
         self.stream(stream)
         return next(t for t in self.tables if stream in [s.name for s in t.streams]).lengths(stream)
 
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        for table in self.tables:
-            table.prefetch(start, stop, now=now)
-
     @property
     def categories(self) -> Categories:
         return {name: strings for table in self.tables for name, strings in table.categories.items()}
@@ -252,7 +233,6 @@ class OnDevice(Wrapper):
         super().__init__(in_memory.to(device))
         self.block, self._origin = table.block, table
 
-    prefetch = Table.prefetch
     encoding: Encoding = forwarded("_origin.encoding")
     fingerprint = forwarded("_origin.fingerprint")
 

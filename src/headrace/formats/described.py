@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data.batch import Batch, Stream
 from ..data.encoding import Categories, Encoding
 from ..data.fields import Field
-from ..data.maps import Changed, probing
+from ..data.maps import Changed, Mapped, probing
 from ..data.ragged import Ragged
 from ..data.source import Table, forwarded
 from ..data.views import Wrapper
@@ -84,7 +84,7 @@ def unwrapped(table: Table) -> tuple[Table, list[Changed]]:
     """What views and maps are of, and the maps from the inside out; those that draw are for training alone."""
     changes: list[Changed] = []
     while isinstance(table, Wrapper) and not hasattr(table, "files"):
-        if isinstance(table, Changed) and table.augments != "host":
+        if isinstance(table, Mapped):
             changes.insert(0, table)
         table = table.table
     return table, changes

@@ -283,7 +283,6 @@ class MappedRows(Table):
         return Batch({name: map_tensors(rows, torch.clone) for name, rows in batch.fields.items()}, stop - start)
 
     lengths = forwarded("_checked.lengths")
-    prefetch = forwarded("_checked.prefetch")
     resident = forwarded("_table.resident")
     row_bytes: float = forwarded("_table.row_bytes")
 

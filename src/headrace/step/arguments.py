@@ -12,12 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
-from ..adapters.compose import map as map_rows
 from ..adapters.samples import hugging_kind
 from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding
-from ..data.maps import owned
+from ..data.maps import Augmented, owned
 from ..data.reader import Reader, ReaderOfOnePass
 from ..data.source import Source, Table
 from ..data.views import OnDevice
@@ -74,9 +73,7 @@ def source_on(
     count = "rows" if like is None else like.sized_by
     kind = Reader if resumes else ReaderOfOnePass
     if augment is not None:
-        encoding = table.encoding  # other data are read without it
-        table = map_rows(table, augment, where="device")
-        table.encoding = encoding
+        table = Augmented(table, augment, "device")
     return kind(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
 
 

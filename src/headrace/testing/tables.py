@@ -1,7 +1,6 @@
 """The conformance kit for tables: tries every sentence of the contract of `headrace.Table`."""
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ PROMISES = {
     "lengths": "lengths(stream) are the items of every row: int64, on the host",
     "value": "what it has given stays as it was",
     "fingerprint": "the same rows have the same fingerprint",
-    "prefetch": "prefetch changes nothing",
     "threads": "where thread_safe says so, it may be read in other threads, several at once",
     "categories": "the numbers of a stream with categories are places among them",
     "augment": "augment does the same to a row whatever rows it comes with",
@@ -53,7 +51,6 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
         tried.runs()
         tried.lengths()
         tried.kept()
-        tried.prefetches()
         tried.categories()
         tried.threads()
         tried.augments()
@@ -147,19 +144,6 @@ class _Tried:
         self.take(torch.arange(n).flip(0), "all rows backwards")
         now = self.seen(first)
         self._trial.that("value", now == seen, "all rows, after another take", "what was taken", shown(first.fields))
-
-    def prefetches(self) -> None:
-        n = self.rows
-        for start, stop in ((0, n), (n // 2, n), (0, 0)):
-            for now in (False, True):
-                prefetch = partial(self.table.prefetch, start, stop, now=now)
-                self._trial.call("prefetch", f"prefetch({start}, {stop}, now={now})", prefetch)
-            self._is(
-                torch.arange(n).flip(0),
-                self.take(torch.arange(n).flip(0), "all rows"),
-                "prefetch",
-                "take after prefetch",
-            )
 
     def categories(self) -> None:
         trial, names = self._trial, [stream.name for stream in self.streams]

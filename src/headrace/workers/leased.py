@@ -72,7 +72,7 @@ class Leased(SourceWrapper):
             return None
         lease, following = self._leases[0], self._leases[1:]
         reader, together = self.reader, max(size, min(rows, lease[1] - lease[0] - size))
-        macrobatch = reader.reading.until(lease[1]).fetch(lease[0], size, together, ahead=reader.ahead)
+        macrobatch = reader.reading.until(lease[1]).fetch(lease[0], size, together)
         assert macrobatch is not None
         cuts = list(accumulate(macrobatch.totals, initial=lease[0]))
         reader.position = cuts[-1]

@@ -32,7 +32,7 @@ class BlockReader(Reader):
     ) -> None:
         super().__init__(table)
         order = _BlockOrder(list(lengths), batches, workers, shuffle, seed)
-        self._move_to(_BlockReading(table, order), 0)
+        self.reading = _BlockReading(table, order)
 
 
 class _Layout(NamedTuple):
