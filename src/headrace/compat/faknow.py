@@ -24,8 +24,7 @@ from ..errors import ConfigError, DataError
 from ..loss.base import Term
 from ..loss.objective import Objective, Terms
 from ..train.trainer import Trainer as NativeTrainer
-from .files import new_file
-from .hints import hint
+from .hints import hint, new_file
 
 Metric = str | Callable[[Tensor, Tensor], float]
 

@@ -21,12 +21,11 @@ from torch import nn
 from ...data.arrays import ArrayTable
 from ...engines.launch import launch
 from ...errors import ConfigError, DataError, unknown
-from ...length import whole
 from ...train.trainer import Trainer
 from ...workers.elastic import Elastic
 from ...workers.rounds import Periodic
 from ...workers.strategy import Strategy
-from ..hints import hint
+from ..hints import as_count, hint
 from .blocks import BlockReader, Shuffle
 from .settings import LOSSES, METRICS, metric_of, optimizer_of
 
@@ -39,7 +38,7 @@ class EncapsulatedFunctionsDistributedEddl:
 
     def __init__(self, num_workers: int = 10, *, engine: str = "local", seed: int = 0) -> None:
         for name, value, least in (("num_workers", num_workers, 1), ("seed", seed, 0)):
-            if whole(value, least) is None:
+            if as_count(value, least) is None:
                 raise ConfigError(f"{name}= is a whole number, at least {least}, got {value!r}.")
         self.num_workers, self.engine, self.seed = int(num_workers), engine, seed
         self.history: Any = None
@@ -124,7 +123,7 @@ class EncapsulatedFunctionsDistributedEddl:
     ) -> Parameters:
         """Every worker merges with the common model after every block, when it comes."""
         shuffle = Shuffle(shuffle_blocks, shuffle_block_data)
-        strategy = _merges(f"{whole(num_batches_per_worker) or 1} steps")  # a wrong number is refused below
+        strategy = _merges(f"{as_count(num_batches_per_worker) or 1} steps")  # a wrong number is refused below
         return self._fit(x_train, y_train, num_batches_per_worker, num_epochs, strategy, shuffle)
 
     def fit_asynchronous_shuffle_with_GPU(
@@ -162,7 +161,7 @@ class EncapsulatedFunctionsDistributedEddl:
             raise DataError("x_train and y_train have blocks of different lengths. Give each block its targets.")
         if not min(lengths):
             raise DataError(f"block {lengths.index(0)} has no rows. Leave it out, or take fewer workers for an array.")
-        if (whole(batches) or 0) not in range(1, max(lengths) + 1):
+        if (as_count(batches) or 0) not in range(1, max(lengths) + 1):
             raise ConfigError(
                 f"num_batches_per_worker= is from 1 to the {max(lengths)} rows of a block, got {batches}."
             )
@@ -254,7 +253,7 @@ def _late_merges(epochs: int) -> Strategy:
 
 
 def _epochs(count: int, least: int) -> str:
-    if whole(count, least) is None:
+    if as_count(count, least) is None:
         raise ConfigError(f"n_epocs_sync= is {least} or more, got {count}.")
     return f"{count} epochs"
 

@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.order import Indices, Order
+from ...data.order import Order
 from ...data.reader import Reader
 from ...data.reading import Reading
 from ...data.shard import Shard
 from ...data.source import Table
+
+Indices = np.ndarray[Any, Any]
 
 
 class Shuffle(NamedTuple):

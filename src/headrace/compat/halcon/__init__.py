@@ -15,8 +15,7 @@ from torch import nn
 from ...errors import ConfigError, unknown
 from ..hints import hint
 from .model import HDlModel
-from .native import not_offered
-from .parameters import DEFAULTS, MADE_WITH, OF_DETECTION, checked
+from .parameters import DEFAULTS, MADE_WITH, OF_DETECTION, checked, not_offered
 
 __all__ = [
     "HDlModel",

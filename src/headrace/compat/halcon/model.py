@@ -22,8 +22,7 @@ from ...store.disk import write_file
 from ...train.trainer import Trainer
 from ...vision import NONE, Detection, Detector, ImageClassifier, ImageSamples, Segmenter
 from ..hints import hint
-from .native import not_offered
-from .parameters import DEFAULTS, FRESH, OF_DETECTION, checked
+from .parameters import DEFAULTS, FRESH, OF_DETECTION, checked, not_offered
 
 
 class _SumOfFocal(Focal):

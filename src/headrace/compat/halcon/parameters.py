@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import ConfigError
+from ..hints import as_count
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 0.001,
@@ -40,15 +41,11 @@ FRESH = ("solver_type", "runtime")
 """Parameters with which the optimizer starts anew."""
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and value > 0  # type: ignore[operator]
-
-
 def _real(value: Any, below: float = math.inf) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < below
 
 
-_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_RULES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(
         (
             "batch_size",
@@ -58,7 +55,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
             "image_height",
             "image_num_channels",
         ),
-        ("a whole number greater than 0", _whole),
+        ("a whole number greater than 0", as_count),
     ),
     **dict.fromkeys(
         ("learning_rate", "weight_prior", "adam_epsilon", "bbox_heads_weight", "class_heads_weight"),
@@ -88,3 +85,18 @@ def checked(name: str, value: Any, classes: int) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
+
+
+_NATIVE = {
+    "train_dl_model_anomaly_dataset": "hr.Trainer with a model of your own",
+    "set_system": "hr.Trainer(..., deterministic=True)",
+    "gen_dl_samples": "a list of dicts, see vision.ImageSamples",
+    "train_dl_model": "hr.Trainer(...).fit(...)",
+    "evaluate_dl_model": "hr.Trainer(...).validate(...)",
+}
+
+
+def not_offered(name: str) -> str:
+    """One sentence for a name of HALCON's that does not exist here."""
+    native = _NATIVE.get(name, "headrace.vision and hr.Trainer")
+    return f"HALCON's {name} is not offered here; the native way is {native}."

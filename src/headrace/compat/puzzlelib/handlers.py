@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from ...data.batch import Batch
 from ...errors import ConfigError, DataError
-from ...length import whole
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
 from ...workers.here import here
-from ..hints import hint
+from ..hints import as_count, hint
 from . import costs, optimizers
 from .costs import REMEMBERED, Cost, Multi
 from .optimizers import Optimizer
@@ -97,7 +96,7 @@ class Handler:
 
     def _blocks_of(self, data: Any, size: int, name: str) -> int:
         """The number of blocks of this size; raises unless all arrays have the same number of samples, at least one."""
-        if whole(size) is None:
+        if as_count(size) is None:
             raise ConfigError(f"{name}= is a whole number, at least 1, got {size!r}.")
         leaves = list(_leaves(data))
         if any(leaf is None for leaf in leaves):

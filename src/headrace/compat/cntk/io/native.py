@@ -8,11 +8,10 @@ from torch import Tensor
 
 from ....data.batch import Batch, Stream
 from ....data.ragged import Ragged
-from ....data.shard import WHOLE, Shard
+from ....data.shard import Shard
 from ....data.source import Source
 from ....errors import SourceError
-from ....testing.sources import check_source
-from ....testing.trial import Report
+from ....testing import Report, check_source
 from .memory import LINES, UserMinibatchSource, loops_as_worker
 
 
@@ -34,7 +33,7 @@ class NativeSource(Source):
     def streams(self) -> Sequence[Stream]:
         return self._streams
 
-    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+    def next_batch(self, size: int, shard: Shard = Shard()) -> Batch | None:
         given = self._source.next_minibatch(size, 1, 0, None)
         if not given:
             return None

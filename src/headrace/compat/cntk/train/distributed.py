@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ....errors import ConfigError
-from ....workers.comm import Comm
 from ....workers.here import here
 from .._native import hint
 from ..learners.learner import Learner
@@ -23,13 +22,10 @@ class WorkerDescriptor:
 class Communicator:
     """All workers, seen from one."""
 
-    def __init__(self, comm: Comm | None = None) -> None:
-        self._comm = comm
-
     @property
-    def comm(self) -> Comm:
+    def comm(self) -> Any:
         """How this worker exchanges tensors with the others."""
-        return self._comm or here()
+        return here()
 
     def workers(self) -> list[WorkerDescriptor]:
         return [WorkerDescriptor(k) for k in range(self.comm.count)]
@@ -39,7 +35,7 @@ class Communicator:
 
     def is_main(self) -> bool:
         """Whether this is worker 0."""
-        return self.comm.leader
+        return bool(self.comm.leader)
 
     def barrier(self) -> None:
         self.comm.all_reduce(torch.zeros(1))
@@ -57,8 +53,11 @@ class Communicator:
         return here().shard.index
 
 
-class DistributedLearner(Learner):
-    """A learner whose gradients are added up over all workers, so that all make the same update."""
+class DistributedLearner:
+    """A learner whose gradients are added up over all workers, so that all make the same update.
+
+    What is not here is that of the learner that it is made of.
+    """
 
     widens = False
     """Whether a size is that of a worker's minibatch, not of all of them together."""
@@ -77,32 +76,10 @@ class DistributedLearner(Learner):
         return self._communicator
 
     @property
-    def parameters(self) -> Any:
-        return self.learner.parameters
-
-    @property
-    def total_number_of_samples_seen(self) -> int:
-        return self.learner.sample_count
-
-    @property
     def active(self) -> bool:
         """Whether there are others, and the samples before which each works for itself have been seen."""
-        return self._communicator.comm.count > 1 and self.total_number_of_samples_seen >= self.distributed_after
-
-    def learning_rate(self) -> float:
-        return self.learner.learning_rate()
-
-    def reset_learning_rate(self, learning_rate: Any) -> None:
-        self.learner.reset_learning_rate(learning_rate)
-
-    def reset_smoothed_gradients(self) -> None:
-        self.learner.reset_smoothed_gradients()
-
-    def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
-        return self.learner.apply(gradients, count, sweep_end)
-
-    def update(self, gradient_values: Any, training_sample_count: int, is_sweep_end: bool = False) -> bool:
-        return self.learner.update(gradient_values, training_sample_count, is_sweep_end)
+        seen: int = self.total_number_of_samples_seen
+        return here().count > 1 and seen >= self.distributed_after
 
     def spread(self) -> None:
         """Worker 0's weights become everybody's, once."""
@@ -134,9 +111,6 @@ class DistributedLearner(Learner):
 
     def agree(self, finished: bool) -> None:
         """After an update; `finished`: before a checkpoint, or at the end."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         self._spread = True
@@ -200,7 +174,7 @@ class BlockMomentumLearner(DistributedLearner):
         if float(filled):
             self._meet(comm)
 
-    def _meet(self, comm: Comm) -> None:
+    def _meet(self, comm: Any) -> None:
         most = torch.tensor([float(self._in_block)])
         comm.all_reduce(most, "max")
         if not float(most):

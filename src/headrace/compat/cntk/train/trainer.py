@@ -11,7 +11,6 @@ from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import CheckpointError, ConfigError, DataError
 from ....store.rng import capture, restore
-from ....workers.comm import Comm, Null
 from .._native import hint
 from ..device import DeviceDescriptor, chosen
 from ..io.streams import MinibatchData
@@ -37,7 +36,7 @@ class Trainer:
         self.model = None if model is None else _function(model)
         self.loss_function, self.evaluation_function = _criterion(criterion)
         listed = parameter_learners if isinstance(parameter_learners, list | tuple) else [parameter_learners]
-        self._learners: list[Learner] = [each for each in listed if each is not None]
+        self._learners: list[Any] = [each for each in listed if each is not None]
         self._writers = _listed(progress_writers)
         self._check()
         for learner in self._learners:
@@ -53,7 +52,7 @@ class Trainer:
         self.minibatches = self.sweeps = 0
 
     def _check(self) -> None:
-        wrong = [each for each in self._learners if not isinstance(each, Learner)]
+        wrong = [each for each in self._learners if not isinstance(each, Learner | DistributedLearner)]
         if wrong or not self._learners:
             raise ConfigError(
                 f"parameter_learners= are learners such as C.sgd(z.parameters, lr), got {wrong or 'none'}."
@@ -110,7 +109,7 @@ class Trainer:
 
     def _passed(
         self, plan: Plan, arguments: Mapping[Any, Any], device: Any, ends: bool
-    ) -> tuple[list[float], dict[Learner, list[Tensor]], list[Any]]:
+    ) -> tuple[list[float], dict[Any, list[Tensor]], list[Any]]:
         """Loss, metric, samples and sweep ends of a minibatch as numbers, and the gradients of its loss."""
         if not arguments:
             zeros = [torch.zeros_like(p.tensor) for p in self._parameters]
@@ -126,11 +125,11 @@ class Trainer:
         evaluated = float(metric.detach().sum()) if self.evaluation_function else 0.0
         return [float(total.detach()), evaluated, count, ends], self._by_learner(found), values
 
-    def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Learner, list[Tensor]]:
+    def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
         left = iter(gradients)
         return {learner: [next(left) for _ in learner.parameters] for learner in self._learners}
 
-    def _updated(self, numbers: Sequence[float], gradients: dict[Learner, list[Tensor]]) -> bool:
+    def _updated(self, numbers: Sequence[float], gradients: dict[Any, list[Tensor]]) -> bool:
         loss, metric, samples, ends = numbers
         count = int(samples)
         self._previous_count = count
@@ -179,7 +178,7 @@ class Trainer:
     # --- what it has done ----------------------------------------------------------------------------------
 
     @property
-    def parameter_learners(self) -> list[Learner]:
+    def parameter_learners(self) -> list[Any]:
         return list(self._learners)
 
     @property
@@ -202,7 +201,7 @@ class Trainer:
 
     @property
     def total_number_of_samples_seen(self) -> int:
-        return self._learners[0].total_number_of_samples_seen
+        return int(self._learners[0].total_number_of_samples_seen)
 
     def total_number_of_units_seen(self, unit: Any) -> int:
         """How many samples, minibatches or sweeps have been learnt from."""
@@ -227,12 +226,14 @@ class Trainer:
             "random": capture(chosen(None)),
             "external": dict(external_state or {}),
         }
-        workers = self._comm.gather(own)
+        comm = self._comm
+        workers = [own] if comm is None else comm.gather(own)
         if workers is not None:
             (self.model or self.loss_function).save(filename)
             state = {"weights": self._weights(), "counts": [self.minibatches, self.sweeps], "workers": workers}
             write_state(Path(f"{filename}.ckp"), state)
-        self._comm.share(None)  # nobody goes on before it is written
+        if comm is not None:
+            comm.share(None)  # nobody goes on before it is written
 
     def restore_from_checkpoint(self, filename: Any) -> dict[str, Any]:
         """Goes back to a checkpoint; returns the state of others that was written with it.
@@ -241,7 +242,8 @@ class Trainer:
         """
         state = read_state(Path(f"{filename}.ckp"))
         workers = state["workers"]
-        own = workers[self._comm.shard.index if len(workers) == self._comm.count else 0]
+        comm = self._comm
+        own = workers[comm.shard.index if comm is not None and len(workers) == comm.count else 0]
         if len(own["learners"]) != len(self._learners):
             raise CheckpointError(
                 f"{filename} is of {len(own['learners'])} learners, and this trainer has {len(self._learners)}."
@@ -255,9 +257,9 @@ class Trainer:
         return external
 
     @property
-    def _comm(self) -> Comm:
-        """The workers of the learners; a worker alone, if they are not distributed."""
-        return self._shared[0].communicator().comm if self._shared else Null()
+    def _comm(self) -> Any:
+        """How this worker exchanges tensors with the others; `None` if the learners are not distributed."""
+        return self._shared[0].communicator().comm if self._shared else None
 
     def _weights(self) -> dict[str, Tensor]:
         model = self.model.outputs if self.model else ()
