@@ -26,6 +26,7 @@ from headrace.adapters.iterables import LoaderSource, SampleSource
 from headrace.adapters.samples import from_dataset
 from headrace.data.ragged import Ragged
 from headrace.data.views import Concat, View
+from headrace.testing import check_source
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 
@@ -312,3 +313,62 @@ def test_wrap_recognises_what_others_call_data() -> None:
     for other in (3, "text", b"bytes", object()):
         with pytest.raises(hr.DataError, match=r"cannot read data from|there is no file"):
             as_data(other)
+
+
+# --- a collate function in place of a DataLoader -------------------------------------------------------------
+
+
+def padded(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    ids = [torch.as_tensor(sample["ids"]) for sample in samples]
+    x = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).float().sum(1, keepdim=True)
+    return {"x": x.expand(-1, 2), "y": torch.tensor([sample["y"] for sample in samples]), "ids": _pad(ids)}
+
+
+def _pad(ids: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+
+
+SENTENCES = [{"ids": [*range(1, 2 + k % 5)], "y": k % 2} for k in range(22)]
+
+
+def hugging_face() -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(SENTENCES)
+
+
+class Sentences(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return len(SENTENCES)
+
+    def __getitem__(self, row: int) -> Any:
+        return SENTENCES[row]
+
+
+@pytest.mark.parametrize("make", [Sentences, hugging_face])
+def test_a_dataset_with_a_collate_function_is_trained_on_and_resumes_after_any_batch(make: Any, tmp_path: Path) -> None:
+    def trained(run: Path | None, steps: int | None = None) -> str:
+        trainees.seed()
+        model = torch.nn.Linear(2, 2)
+        trainer = hr.Trainer(
+            model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.01), batch_size=4, inputs="x"
+        )
+        limit: Any = {"epochs": 2} if steps is None else {"steps": steps}
+        trainer.fit(hr.from_dataset(make(), collate=padded), run=run, progress=False, **limit)
+        return trainees.digest(trainer)
+
+    whole = trained(None)
+    for steps in (1, 6, 9):
+        trained(tmp_path / "run", steps)
+    assert trained(tmp_path / "run") == whole
+
+
+def test_batches_of_a_collate_function_are_those_of_its_rows_and_shared_out() -> None:
+    source = hr.from_dataset(Sentences(), collate=padded, order="none")
+    assert [str(stream) for stream in source.streams][2] == "ids: int64[?]"
+    expected = [padded(SENTENCES[k : k + 4]) for k in range(0, 22, 4)]
+    found = list(hr.Feed(source, batch_size=4))
+    assert [batch["ids"].tolist() for batch in found] == [batch["ids"].tolist() for batch in expected]
+    parts = [hr.from_dataset(Sentences(), collate=padded, order="none") for _ in range(2)]
+    halves = [part.pull(4, hr.Shard(k, 2)) for k, part in enumerate(parts)]
+    assert [half["ids"].shape for half in halves] == [(2, 4), (2, 4)], "padded as in the batch"
+    assert {half.total for half in halves} == {4}
+    check_source(lambda: hr.from_dataset(Sentences(), collate=padded))

@@ -226,7 +226,8 @@ def _of_libraries(data: Any, like: Encoding | None) -> Table | Source | None:
     if isinstance(data, IterableDataset):
         return SampleSource(data)
     if isinstance(data, Dataset):
-        return from_dataset(data)
+        table: Table = from_dataset(data)
+        return table
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return LoaderSource(data)
     return None

@@ -1,9 +1,11 @@
 """A torch Dataset as a Table; and samples and batches of others, tuples or dicts, as fields by stream name."""
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,10 +14,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from ..data.arrays import ArrayTable
-from ..data.batch import Batch, Stream
+from ..data.batch import ANY, Batch, Stream
 from ..data.fields import Field, Opaque, Rows, cat, unmasked
 from ..data.ragged import Ragged
-from ..data.source import Table
+from ..data.reader import Reader, SourceWrapper
+from ..data.shard import WHOLE, Shard
+from ..data.source import Table, forwarded
 from ..data.views import Concat, View
 from ..errors import ConfigError, DataError, HeadraceError, SourceError
 from ..length import whole
@@ -44,7 +48,16 @@ class NestedFields(dict[str, Any]):
         return NestedFields({name: part.to(device) for name, part in self.items()})
 
 
-def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] = (), threads: int = 1) -> Table:
+def from_dataset(
+    dataset: Any,
+    *,
+    names: Names = None,
+    sequences: Sequence[str] = (),
+    threads: int = 1,
+    collate: Callable[[list[Any]], Any] | None = None,
+    order: str = "full",
+    seed: int = 0,
+) -> Any:
     """Reads a torch Dataset as a Table, which can be shuffled, shared out and resumed like any other.
 
     A TensorDataset is used in place, a Subset or a ConcatDataset through its numbers, all at the speed of arrays. Of
@@ -57,8 +70,13 @@ def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] 
     decodes in a library that releases the GIL. A Dataset that computes in Python is faster in the processes of a
     DataLoader.
 
+    `collate` makes a batch of a list of samples, as that of a DataLoader does, and may pad it to its longest row. The
+    Dataset is then a source, in an `order` by a `seed`, that resumes exactly after any batch.
+
     A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
     """
+    if collate is not None:
+        return CollatedSource(Samples(dataset, names, sequences, threads, collate), order, seed)
     if isinstance(dataset, TensorDataset) and _plain(dataset, TensorDataset):
         return ArrayTable(by_name(dataset.tensors, names, type(dataset).__name__))
     if isinstance(dataset, Subset) and _plain(dataset, Subset):
@@ -82,11 +100,18 @@ class Samples(Table):
 
     streams: Sequence[Stream] = ()
 
-    def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = (), threads: int = 1) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        names: Names = None,
+        sequences: Sequence[str] = (),
+        threads: int = 1,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         if not whole(threads):
             raise ConfigError(f"threads= is how many rows are read at the same time, from 1 on, got {threads!r}.")
         self.dataset, self._names, self._sequences, self._threads = dataset, names, tuple(sequences), threads
-        self.thread_safe = threads > 1
+        self.thread_safe, self._collate = threads > 1, collate
         self._who, self._length = type(dataset).__name__, _length(dataset)
         if not self._length:
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
@@ -108,10 +133,13 @@ class Samples(Table):
         if not len(indices):
             one = self._collated([0])
             return Batch({name: field[:0] for name, field in one.items()}, 0)  # type: ignore[index]
-        parts = [self._collated(rows.tolist()) for rows in indices.split(AT_ONCE)]
+        at_once = AT_ONCE if self._collate is None else len(indices)
+        parts = [self._collated(rows.tolist()) for rows in indices.split(at_once)]
         return Batch({name: cat([part[name] for part in parts]) for name in parts[0]}, len(indices))
 
     def _collated(self, rows: list[int]) -> dict[str, Field]:
+        if self._collate is not None:
+            return fields_of(self._collate(list(self._samples(rows))), self._names, self._who)
         return collated(self._samples(rows), self._names, self._sequences, self._who)
 
     def _samples(self, rows: list[int]) -> Sequence[Any]:
@@ -141,6 +169,37 @@ class Samples(Table):
             raise
         except Exception as error:
             raise SourceError(f"{self._who} failed at row {row}: {_error_text(error)}.") from error
+
+
+class CollatedSource(SourceWrapper):
+    """Batches that a function makes of the samples of a dataset, whose sizes may differ.
+
+    Every worker makes all of a batch and keeps its part: a part by itself might be padded to another length.
+    """
+
+    def __init__(self, samples: Samples, order: str, seed: int) -> None:
+        reader = Reader(ArrayTable({"row": torch.arange(len(samples))}), order, seed)
+        super().__init__(reader, thread_safe=samples.thread_safe, aliases=True, shards=False)
+        self._samples = samples
+        self.streams = [replace(stream, shape=(ANY,) * len(stream.shape)) for stream in samples.streams]
+
+    streams: Sequence[Stream] = ()
+    title: str = forwarded("_samples._who")
+    batches = forwarded("_source.batches")
+    state_dict = forwarded("_source.state_dict")
+    load_state_dict = forwarded("_source.load_state_dict")
+
+    def apart(self) -> "CollatedSource":
+        found = copy.copy(self)
+        found._source = self._source.apart()
+        return found
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        rows = self._source.next_batch(size)
+        if rows is None:
+            return None
+        fields = self._samples.take(rows["row"]).fields
+        return Batch(fields, rows.rows, total=rows.total, cursor=rows.cursor, ends_epoch=rows.ends_epoch)
 
 
 def in_threads(act: Callable[[Part], Done], parts: Sequence[Part], threads: int) -> list[Done]:
