@@ -1,6 +1,7 @@
 """Image files are tables: decoded, resized, with their labels, masks and boxes, and damaged ones are named."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +172,40 @@ def one(**other: Any) -> dict[str, Any]:
         (one(category_id=4), "image_id=7 and category_id=4 are not both in the file"),
         (one(image_id=8), "image_id=8 and category_id=3 are not both in the file"),
         (annotations(images=[], annotations=[]), r"marks\.json has no images"),
+        ('{"images": ' + "[" * 100_000, r"marks\.json is not what COCO calls"),
+        *(
+            (
+                annotations(images=[{"id": 7, "file_name": name, "height": 8, "width": 8}], annotations=[]),
+                rf"file_name {name!r} is not within",
+            )
+            for name in ("../b.png", "/etc/hostname")
+        ),
         (annotations(images=annotations()["images"] * 2), "4 images have 2 ids"),
         (
             annotations(images=[{"id": 7, "file_name": "gone.png", "height": 8, "width": 8}], annotations=[]),
-            r"gone\.png is not there \(1 of the 1 images in .*marks\.json are missing\)",
+            r"gone\.png' is not there \(1 of the 1 images in .*marks\.json are missing\)",
         ),
     ],
 )
 def test_annotations_that_are_wrong_are_named(tmp_path: Path, content: Any, said: str) -> None:
     with pytest.raises(hr.DataError, match=said):
         opened(tmp_path, content)
+
+
+def test_an_image_of_another_size_than_its_annotation_says_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    table = opened(tmp_path, annotations())
+    save(tmp_path / "b.png", pixels(32, 24))
+    assert table.rows(0, 1).rows == 1
+    with pytest.raises(hr.SourceError, match=r"b\.png has 32 rows and 24 columns, and its annotation says 16 and 12"):
+        table.rows(0, 2)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(hr.SourceError, match=r"pipe\.png is not there, or no file"):
+        vision.ImageFiles([tmp_path / "pipe.png"], (8, 8)).rows(0, 1)
+    with pytest.raises(hr.DataError, match="is no file"):
+        vision.coco(tmp_path / "pipe.png", tmp_path, (8, 8))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +216,11 @@ def test_annotations_that_are_wrong_are_named(tmp_path: Path, content: Any, said
         ("no.png", b"nothing", "cannot be read as an image: no format that Pillow knows"),
         ("empty.png", b"", "cannot be read as an image"),
         ("gone.png", None, "is not there"),
+        (
+            "postscript.png",
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "cannot be read as an image: no format",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: Any, said: str) -> None:

@@ -11,11 +11,6 @@ trainer = hr.Trainer(model, vision.Detection(), torch.optim.Adam(model.parameter
 losses = trainer.step(samples.batch(list_of_dicts), full_batch=True)  # total_loss, focal, huber
 found = trainer.predict({"image": images})  # (images, 100, 6): box, score, class
 ```
-
-Samples: `ImageSamples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors:
-`Detection` (the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`, and
-the metric `MeanAveragePrecision`. Files: `class_folders`, `mask_folders`, `coco`,
-`ImageFiles`; `Augment`. Pictures: `draw`, and the callback `Pictures`.
 """
 
 from .anchors import Anchors as Anchors

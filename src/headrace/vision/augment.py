@@ -13,7 +13,7 @@ from ..data.fields import Field
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from .boxes import areas, cut_to
-from .detection import NONE, one_size
+from .detection import NONE, nothing, one_size
 
 ROUNDING = 1e-4  # of areas in float32
 IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bbox"
@@ -56,12 +56,8 @@ class Augment:
     ) -> None:
         if not 0 < zoom[0] <= zoom[1]:
             raise ConfigError(f"zoom= are the least and the largest factor, greater than 0, got {zoom!r}.")
-        for name, value in {
-            "mirror": mirror,
-            "mirror_rows": mirror_rows,
-            "shift": shift,
-            "min_visible": min_visible,
-        }.items():
+        shares = {"mirror": mirror, "mirror_rows": mirror_rows, "shift": shift, "min_visible": min_visible}
+        for name, value in shares.items():
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name}= is between 0 and 1, got {value!r}.")
         self.mirror, self.mirror_rows, self.turn, self.zoom, self.shift = mirror, mirror_rows, turn, zoom, shift
@@ -123,9 +119,7 @@ class Augment:
         seen, before = areas(found), areas(uncut)
         there = (seen > 0) & (seen >= (self.min_visible - ROUNDING) * before) & (labels != NONE)
         rows = torch.cat([found, labels.unsqueeze(-1)], dim=-1)
-        gone = torch.zeros_like(rows)
-        gone[..., -1] = NONE
-        return torch.where(there.unsqueeze(-1), rows, gone)
+        return torch.where(there.unsqueeze(-1), rows, nothing(1, rows.shape[-1], rows))
 
 
 def _grid(matrix: Tensor, offset: Tensor, image: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 LABEL, BOXES = TARGETS["classification"], TARGETS["detection"]
 PIXEL = 255.0
 BITS_PER_SAMPLE = 258  # a tag of TIFF
+FORMATS = ("BMP", "GIF", "JPEG", "PPM", "PNG", "TIFF", "WEBP")  # no others: that of PostScript runs programs
 
 
 class ImageFiles(Table):
@@ -80,6 +81,8 @@ class ImageFiles(Table):
             )
         self.threads = threads or min(4, os.cpu_count() or 1)
         self._fingerprint = ""
+        self.declared: Sequence[tuple[int, int]] = ()
+        """The rows and columns that each image is said to have, if that is known."""
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -113,7 +116,8 @@ class ImageFiles(Table):
 
     def image(self, row: int) -> np.ndarray[Any, Any]:
         """The pixels of an image, (rows, columns, channels), from 0 to 255: uint8, or float32 of a file of 16 bits."""
-        pixels = _read(self.files[row], "L" if self.channels == 1 else "RGB", self.size)
+        declared = self.declared[row] if self.declared else None
+        pixels = _read(self.files[row], "L" if self.channels == 1 else "RGB", self.size, declared)
         if pixels.ndim == 2:  # grey
             pixels = np.repeat(pixels[..., None], self.channels, axis=2)
         return pixels
@@ -142,12 +146,21 @@ class ImageFiles(Table):
         return self._fingerprint
 
 
-def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+def _read(
+    path: Path, mode: str, size: tuple[int, int], declared: tuple[int, int] | None = None
+) -> np.ndarray[Any, Any]:
     """The pixels of a file, in this mode and size; without a mode, as they are stored, and resized by the nearest."""
     from PIL import Image, UnidentifiedImageError
 
+    if not path.is_file():  # a pipe would be waited for
+        raise SourceError(f"{path} is not there, or no file.")
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
+            if declared is not None and file.size != (declared[1], declared[0]):
+                raise SourceError(
+                    f"{path} has {file.height} rows and {file.width} columns, and its annotation says "
+                    f"{declared[0]} and {declared[1]}, by which its boxes are placed. Correct the annotation."
+                )
             image = _eight_bits(file, mode, path) if mode else file
             if image.size != (size[1], size[0]):
                 way = Image.Resampling.BILINEAR if mode else Image.Resampling.NEAREST
@@ -156,8 +169,6 @@ def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
     except SourceError:
         raise
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise SourceError(f"{path} is not there.") from error
         said = "no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise SourceError(f"{path} cannot be read as an image: {said}. Save it again, or leave it out.") from error
 
@@ -213,31 +224,40 @@ def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **o
     """
     path, folder = Path(annotations), _folder(images)
     try:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is no file")
         found = json.loads(path.read_bytes())
         categories = sorted((int(each["id"]), str(each["name"])) for each in found["categories"])
         pictures = {int(each["id"]): each for each in found["images"]}
-        names = [folder / each["file_name"] for each in pictures.values()]
-        scales = {k: (size[0] / each["height"], size[1] / each["width"]) for k, each in pictures.items()}
+        named = [str(each["file_name"]) for each in pictures.values()]
+        declared = [(int(each["height"]), int(each["width"])) for each in pictures.values()]
+        scales = {k: (size[0] / high, size[1] / wide) for k, (high, wide) in zip(pictures, declared, strict=True)}
         marked = [each for each in found["annotations"] if not each.get("iscrowd")]
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
         said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path} is not what COCO calls object detection annotations: {said}.") from error
-    if not names:
+    if not named:
         raise DataError(f"{path} has no images.")
+    if outside := [name for name in named if not (folder / name).resolve().is_relative_to(folder.resolve())]:
+        raise DataError(f"{path}: file_name {outside[0]!r} is not within {folder}. Name files of this folder.")
+    names = [folder / name for name in named]
     if len(pictures) < len(found["images"]):
         raise DataError(f"{path}: {len(found['images'])} images have {len(pictures)} ids. Each has an id of its own.")
     if missing := [name for name in names if not name.is_file()]:
-        raise DataError(f"{missing[0]} is not there ({len(missing)} of the {len(names)} images in {path} are missing).")
+        listed = f"{len(missing)} of the {len(names)} images in {path} are missing"
+        raise DataError(f"{str(missing[0])!r} is not there ({listed}).")
     numbers = {category: k for k, (category, _) in enumerate(categories)}
     rows: dict[int, list[Tensor]] = {k: [] for k in pictures}
     for each in marked:
         picture, category = each.get("image_id"), each.get("category_id")
-        who = f"{path}, annotation {each.get('id')}"
+        who = f"{path}, annotation {each.get('id')!r}"
         if picture not in rows or category not in numbers:
-            raise DataError(f"{who}: image_id={picture} and category_id={category} are not both in the file.")
+            raise DataError(f"{who}: image_id={picture!r} and category_id={category!r} are not both in the file.")
         rows[picture].append(_box(each, scales[picture], size, numbers[category], who))
     boxes = Ragged.of([torch.stack(found) if found else torch.zeros(0, 5) for found in rows.values()])
-    return ImageFiles(names, size, known={BOXES: boxes}, classes=[name for _, name in categories], **options)
+    table = ImageFiles(names, size, known={BOXES: boxes}, classes=[name for _, name in categories], **options)
+    table.declared = declared
+    return table
 
 
 def _box(each: Mapping[str, Any], scale: tuple[float, float], size: tuple[int, int], label: int, who: str) -> Tensor:
