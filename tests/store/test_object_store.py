@@ -308,10 +308,11 @@ def test_an_error_that_stays_is_raised_at_the_next_save_and_the_folder_goes_on(
 # --- one writer -----------------------------------------------------------------------------------------------
 
 
-def train_slowly(environment: dict[str, str], run: str, clock_s: float = 0.0) -> None:
+def train_slowly(environment: dict[str, str], run: str, clock_s: float = 0.0, renew_s: float = 0.2) -> None:
     """In a process of its own: trains until it is killed. Its clock may be off."""
     os.environ.update(environment)
     quick()
+    mirror.RENEW_S = renew_s
     now = time.time
     time.time = lambda: now() + clock_s
     wait = threading.Event()
@@ -365,9 +366,12 @@ def test_a_trainer_of_this_machine_is_refused_at_once_and_goes_on_at_once_after_
 
 
 @pytest.mark.slow
-def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(store: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("renew_s", [0.2, 60.0], ids=["when it renews its claim", "before it uploads"])
+def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(
+    renew_s: float, store: Proxy, tmp_path: Path
+) -> None:
     run = url(tmp_path)
-    with start(train_slowly, tmp_path, other_machine(tmp_path), run) as child:
+    with start(train_slowly, tmp_path, other_machine(tmp_path), run, 0.0, renew_s) as child:
         child.until("step 6")
         os.kill(child.pid, signal.SIGSTOP)
         train(run)
