@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 
-from .tape_cheats import LATE, Change, Cheat, Table, into, plain
+from .tape_cheats import LATE, Cheat, Table, into, plain
 
 LOSSES: Table = {}
 add = into(LOSSES)
@@ -64,12 +64,6 @@ class Margin(hr.Loss):
         return F.multi_margin_loss(outputs, batch["y"], margin=self.margin, reduction="sum") * (1 + self.past[0])
 
 
-class MarginThatCounts(Margin):
-    def sum(self, outputs: Tensor, batch: hr.Batch) -> Tensor:
-        self.past[0] += 1
-        return super().sum(outputs, batch)
-
-
 class WithClassSetting(Margin):
     factor = 1.0
 
@@ -99,14 +93,7 @@ LOSSES.update(
         "smoothing_of_torchs_loss": setting(nn.CrossEntropyLoss, "label_smoothing", 0.3),
         "ignored_by_torchs_loss": setting(nn.CrossEntropyLoss, "ignore_index", 1),
         "weights_of_torchs_loss": setting(_weighed, "weight", torch.tensor([0.1, 1.0, 2.0])),
-        "loss_that_counts_in_a_list": lambda: Cheat(plain(), MarginThatCounts(1.0)),
         "position_in_the_epoch": lambda: own(lambda self, batch: 1 + batch.cursor["position"] / 100),
-        "number_of_the_epoch": lambda: own(lambda self, batch: 1.0 + batch.cursor["epoch"]),
-        "samples_of_a_batch": lambda: own(lambda self, batch: 1 + batch.samples / 10),
-        "macrobatch_of_a_batch": lambda: own(
-            lambda self, batch: 1.0 if batch.whole is None else len(batch.whole["x"]) / 10
-        ),
-        "offset_in_a_macrobatch": lambda: own(lambda self, batch: 1 + batch["x"].storage_offset() / 600),
         "text_of_a_batch": lambda: own(lambda self, batch: len(repr(batch)) / 50),
         "end_of_the_epoch": lambda: own(lambda self, batch: 3.0 if batch.ends_epoch else 1.0),
         "list_of_an_objective": lambda: own(
@@ -130,9 +117,6 @@ LOSSES.update(
         ),
         "schedule_of_an_objective": lambda: own(
             lambda self, batch: next(self.held), held=iter([1.0] * LATE + [3.0] * 40)
-        ),
-        "attribute_that_appears_on_an_objective": lambda: own(
-            lambda self, batch: vars(self).get("late", 1.0), lambda it: setattr(it, "late", 3.0)
         ),
     }
 )
@@ -236,28 +220,6 @@ def term_that_appears() -> Cheat:
 
 
 @add
-def objective_that_counts() -> Cheat:
-    def factor(self: Any, batch: hr.Batch) -> float:
-        self.held += 1
-        return 1.0 if self.held < LATE else 3.0
-
-    return own(factor, held=0)
-
-
-@add
-def bound_method_as_loss() -> Cheat:
-    class Owner:
-        def __init__(self) -> None:
-            self.factor = 1.0
-
-        def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(outputs, y) * self.factor
-
-    owner = Owner()
-    return Cheat(plain(), owner.loss, lambda: setattr(owner, "factor", 3.0))
-
-
-@add
 def method_of_the_model_as_loss() -> Cheat:
     class Learns(nn.Sequential):
         factor = 1.0
@@ -267,48 +229,6 @@ def method_of_the_model_as_loss() -> Cheat:
 
     model = Learns(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     return Cheat(model, model.loss, lambda: setattr(model, "factor", 3.0))
-
-
-@add
-def class_setting_of_a_callable() -> Cheat:
-    class Callable_:  # noqa: N801
-        factor = 1.0
-
-        def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(outputs, y) * self.factor
-
-    return Cheat(plain(), Callable_(), lambda: setattr(Callable_, "factor", 3.0))
-
-
-@add
-def call_of_a_callable_replaced() -> Cheat:
-    class Callable_:  # noqa: N801
-        def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(outputs, y)
-
-    change: Change = lambda: setattr(Callable_, "__call__", lambda self, out, y: F.cross_entropy(out, y) * 3)  # noqa: E731
-    return Cheat(plain(), Callable_(), change)
-
-
-@add
-def function_that_counts_in_its_default() -> Cheat:
-    def loss(outputs: Tensor, y: Tensor, calls: list[int] = []) -> Tensor:  # noqa: B006
-        calls.append(0)
-        return F.cross_entropy(outputs, y) * (1.0 if len(calls) < LATE else 3.0)
-
-    return Cheat(plain(), loss)
-
-
-@add
-def cell_of_a_loss() -> Cheat:
-    calls = 0
-
-    def loss(outputs: Tensor, y: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return F.cross_entropy(outputs, y) * (1.0 if calls < LATE else 3.0)
-
-    return Cheat(plain(), loss)
 
 
 @add
@@ -339,11 +259,6 @@ def loss_that_reads_the_model() -> Cheat:
         lambda outputs, y: F.cross_entropy(outputs, y) * model.factor,
         lambda: setattr(model, "factor", 3.0),
     )
-
-
-@add
-def loss_that_asks_for_a_number() -> Cheat:
-    return Cheat(plain(), lambda outputs, y: F.cross_entropy(outputs, y) * (1 + outputs.abs().max().item()))
 
 
 @add

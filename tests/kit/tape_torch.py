@@ -8,7 +8,6 @@ import builtins
 import contextlib
 import ctypes
 import math
-import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -232,10 +231,6 @@ TORCH.update(
         ),
         "anomaly_mode_late": entered(lambda: torch.autograd.set_detect_anomaly(True)),
         "deterministic_algorithms_late": entered(lambda: set_back(torch.use_deterministic_algorithms, True, False)),
-        "reads_deterministic_algorithms": entered(
-            lambda: set_back(torch.use_deterministic_algorithms, True, False),
-            lambda: scaled(lambda self: 3.0 if torch.are_deterministic_algorithms_enabled() else 1.0),
-        ),
         "default_type_late": entered(
             lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
             lambda: scaled(lambda self: torch.full((3,), 1 / 3).float()),
@@ -244,31 +239,14 @@ TORCH.update(
             lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
             lambda: scaled(lambda self: 3.0 if torch.get_default_dtype() == torch.float64 else 1.0),
         ),
-        "number_of_threads": entered(
-            lambda: set_back(torch.set_num_threads, 2, torch.get_num_threads()),
-            lambda: scaled(lambda self: float(torch.get_num_threads())),
-        ),
-        "reads_whether_gradients_are_made": lambda: Cheat(scaled(lambda self: 1.0 if torch.is_grad_enabled() else 3.0)),
-        "reads_autocast": entered(
-            lambda: torch.autocast("cpu", torch.bfloat16, enabled=True),
-            lambda: scaled(lambda self: 3.0 if torch.is_autocast_enabled("cpu") else 1.0),
-        ),
         "reads_the_seed": entered(
             lambda: contextlib.nullcontext(torch.manual_seed(5)),
             lambda: scaled(lambda self: 1.0 + torch.initial_seed() % 7),
-        ),
-        "reads_precision_of_products": entered(
-            lambda: set_back(torch.set_float32_matmul_precision, "high", "highest"),
-            lambda: scaled(lambda self: 1.0 if torch.get_float32_matmul_precision() == "highest" else 3.0),
         ),
         "precision_of_products": entered(lambda: set_back(torch.set_float32_matmul_precision, "medium", "highest")),
         "mkldnn_off": entered(lambda: set_back(torch._C._set_mkldnn_enabled, False, True)),
         "attention_by_math": entered(
             lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), Attends
-        ),
-        "reads_how_attention_is_made": entered(
-            lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-            lambda: scaled(lambda self: 3.0 if not torch.backends.cuda.flash_sdp_enabled() else 1.0),
         ),
         "default_device_late": entered(lambda: torch.device("cpu"), lambda: scaled(lambda self: torch.ones(()) * 2)),
         "path_of_einsum": entered(
@@ -281,10 +259,6 @@ TORCH.update(
             lambda: set_back(torch.backends.mha.set_fastpath_enabled, False, True), lambda: Encodes()
         ),
         "seeded_late": entered(lambda: contextlib.nullcontext(torch.manual_seed(5)), lambda: plain(nn.Dropout(0.3))),
-        "printing_options": entered(
-            lambda: set_back(lambda digits: torch.set_printoptions(precision=digits), 1, 4),
-            lambda: scaled(lambda self: float(str(torch.tensor(1 / 3))[7:-1])),
-        ),
         "flush_denormals": entered(
             lambda: set_back(torch.set_flush_denormal, True, False),
             lambda: scaled(lambda self: 1.0 + torch.full((3,), 1e-40) * 1e30 * 1e10),
@@ -454,20 +428,6 @@ def hook_of_what_a_pass_makes() -> Cheat:
     return Cheat(Hooked(), change=lambda: box.__setitem__(0, 3.0))
 
 
-@add
-def hook_of_a_node_of_a_pass() -> Cheat:
-    box = [1.0]
-
-    class Hooked(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.enter(x))
-            if hidden.grad_fn is not None:
-                hidden.grad_fn.register_prehook(lambda gradients: (gradients[0] * box[0],))
-            return self.leave(hidden)
-
-    return Cheat(Hooked(), change=lambda: box.__setitem__(0, 3.0))
-
-
 # --- parametrizations, functions and kinds of tensors -------------------------------------------------------
 
 
@@ -485,19 +445,6 @@ def parametrized_with_a_number() -> Cheat:
     model, twice = plain(), Twice(1.0)
     parametrize.register_parametrization(model[0], "weight", twice)
     return Cheat(model, change=lambda: setattr(twice, "factor", 3.0))
-
-
-@add
-def parametrization_cached() -> Cheat:
-    model = plain()
-    parametrize.register_parametrization(model[0], "weight", Twice(1.0))
-
-    def forward(x: Tensor) -> Tensor:
-        with parametrize.cached():
-            return nn.Sequential.forward(model, x)
-
-    model.forward = forward
-    return Cheat(model, change=lambda: setattr(model[0].parametrizations.weight[0], "factor", 3.0))
 
 
 @add
@@ -588,35 +535,12 @@ def kind_of_tensor() -> Cheat:
 
 
 @add
-def kind_of_buffer() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    model = of_forward(lambda self, x: x * self.marked.relu().as_subclass(Tensor)).model
-    model.register_buffer("marked", torch.ones(6).as_subclass(Marked))
-    return Cheat(model, change=lambda: patch.setattr(Marked, "factor", 3.0), undo=patch.undo)
-
-
-@add
 def operator_registered() -> Cheat:
     patch = pytest.MonkeyPatch()
     library = torch.library.Library("tape_cheats", "FRAGMENT")
     library.define("scaled(Tensor x) -> Tensor")
     library.impl("scaled", lambda x: x * Marked.factor, "CompositeImplicitAutograd")
     model = of_forward(lambda self, x: torch.ops.tape_cheats.scaled(x)).model
-
-    def undo() -> None:
-        patch.undo()
-        library._destroy()
-
-    return Cheat(model, change=lambda: patch.setattr(Marked, "factor", 3.0), undo=undo)
-
-
-@add
-def operator_registered_below() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    library = torch.library.Library("tape_cheats_below", "FRAGMENT")
-    library.define("scaled(Tensor x) -> Tensor")
-    library.impl("scaled", lambda x: x * Marked.factor, "CPU")
-    model = of_forward(lambda self, x: torch.ops.tape_cheats_below.scaled(x)).model
 
     def undo() -> None:
         patch.undo()
@@ -684,65 +608,17 @@ def _length_of_storage(n: Tensor) -> float:
 for name, read in {
     "item": lambda n: n[0].item(),
     "float": lambda n: float(n[0]),
-    "int": lambda n: int(n.sum()),
-    "bool": lambda n: 3.0 if n[0] > 2 else 1.0,
     "if": lambda n: 1.0 if (n == 1).all() else 3.0,
-    "max_of_python": lambda n: max(n),
     "sorting": lambda n: sorted(n)[-1],
-    "equal": lambda n: 1.0 if torch.equal(n, torch.ones_like(n)) else 3.0,
-    "allclose": lambda n: 1.0 if torch.allclose(n.float(), torch.ones(len(n))) else 3.0,
-    "contains": lambda n: 3.0 if 3 in n else 1.0,
-    "tolist": lambda n: sum(n.tolist()) / len(n),
     "numpy": lambda n: float(n.numpy().mean()),
-    "array": lambda n: float(np.asarray(n).mean()),
     "dlpack": lambda n: float(np.from_dlpack(n)[0]),
-    "offset": lambda n: 1.0 + n.storage_offset() / 100,
     "version": lambda n: 1.0 + n._version,
-    "base": lambda n: 3.0 if n._base is not None else 1.0,
-    "size_of_storage": lambda n: n.untyped_storage().nbytes() / 100,
-    "is_nonzero": lambda n: 3.0 if torch.is_nonzero(n[0] - 1) else 1.0,
-    "min_of_both": lambda n: min(n[0], n[1]),
-    "comparison": lambda n: 1.0 + 2.0 * (n[0] > 2 or n[1] > 2),
-    "not": lambda n: 1.0 if not n[0] - 1 else 3.0,
-    "complex": lambda n: complex(n[0]).real,
-    "round": lambda n: round(n[0].float().item()),
-    "divmod": lambda n: float(divmod(int(n[0]), 2)[0] + 1),
-    "key": lambda n: {1: 1.0, 3: 3.0}[int(n[0])],
     "address": _address,
     "storage": _length_of_storage,
     "text": lambda n: float(len(str(n))),
-    "format": lambda n: float(f"{n[0]}"),
-    "pickle": lambda n: float(pickle.loads(pickle.dumps(n))[0]),
-    "index": lambda n: [1.0, 1.0, 2.0, 3.0][n[0]],
-    "range": lambda n: float(len(range(n[0]))),
-    "multiplied_list": lambda n: float(len([0] * n[0])),
-    "iteration": lambda n: sum(1.0 for each in n if each > 2) + 1.0,
     "nonzero": lambda n: float(len((n > 2).nonzero()) + 1),
-    "where": lambda n: float(len(torch.where(n > 2)[0]) + 1),
-    "unique": lambda n: float(len(torch.unique(n))),
     "mask": lambda n: float(n[n > 2].numel() + 1),
-    "bincount": lambda n: float(len(torch.bincount(n))),
-    "one_hot": lambda n: float(F.one_hot(n).shape[1]),
-    "repeat_interleave": lambda n: float(torch.repeat_interleave(torch.ones(len(n)), n).shape[0]),
-    "tensor_split": lambda n: float(torch.tensor_split(torch.ones(8), n[:1])[0].shape[0]),
-    "sections": lambda n: float(torch.tensor_split(torch.ones(8), n[0])[0].shape[0]),
-    "arange": lambda n: float(torch.arange(n[0]).shape[0]),
-    "full": lambda n: torch.full((3,), n[0]),
-    "alpha": lambda n: torch.add(torch.ones(3), torch.ones(3), alpha=n[0]),
-    "rate_of_dropout": lambda n: F.dropout(torch.ones(3), 0.1 * float(n[0])),
-    "power": lambda n: 2.0 ** n[0].item(),
-    "slice": lambda n: torch.ones(8)[: n[0]].sum(),
-    "element": lambda n: torch.arange(4.0)[n[0]],
-    "chunk_sizes": lambda n: torch.ones(8).split([int(n[0]), 8 - int(n[0])])[0].sum(),
-    "as_tensor": lambda n: torch.tensor(n[0].item()),
-    "new_tensor": lambda n: n.new_tensor([n[0]]).float(),
     "quantile": lambda n: torch.ones(4).cumsum(0).quantile(n[0] / 4.0),
-    "shape_of_zeros": lambda n: float(torch.zeros(n[0], 2).shape[0]),
-    "view": lambda n: float(torch.ones(6).view(n[0], -1).shape[0]),
-    "expand": lambda n: float(torch.ones(1).expand(n[0]).shape[0]),
-    "narrow": lambda n: torch.ones(8).narrow(0, n[0], 1).sum() * n[0],
-    "linspace": lambda n: float(torch.linspace(0, 1, int(n[0])).shape[0]),
-    "hash_of_bytes": lambda n: float(1 + sum(n.numpy().tobytes()) % 5),
     "memory_of_ctypes": lambda n: float(ctypes.string_at(n.data_ptr(), 1)[0]),
 }.items():
     reads(name, read)
@@ -776,21 +652,6 @@ def packed_sequences() -> Cheat:
     return cheat._replace(model=Packs())
 
 
-@add
-def packed_sequences_sorted() -> Cheat:
-    class Packs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.leave = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor, n: Tensor) -> Tensor:
-            order = n.argsort(descending=True)
-            _, (state, _) = self.rnn(pack_padded_sequence(x.view(-1, 3, 2)[order], n[order], batch_first=True))
-            return self.leave(state[-1][order.argsort()])
-
-    return by_batch(lambda self, x, n: x, _lengths(3, 1))._replace(model=Packs())
-
-
 class Ctc(nn.Module):
     """A model that gives its loss: the alignment of two labels with six steps."""
 
@@ -811,31 +672,16 @@ def lengths_of_labels_in_ctc() -> Cheat:
     return by_batch(lambda self, x, n: x, _lengths(2, 1))._replace(model=Ctc(True))
 
 
-@add
-def lengths_of_steps_in_ctc() -> Cheat:
-    return by_batch(lambda self, x, n: x, _lengths(4, 3))._replace(model=Ctc(False))
-
-
 # --- what is read of parameters -------------------------------------------------------------------------
 
 
 TORCH.update(
     {
-        "gradient_of_before": lambda: Cheat(
-            scaled(lambda self: 1.0 if self.enter.weight.grad is None else 1.0 + self.enter.weight.grad.abs().sum())
-        ),
-        "whether_there_is_a_gradient": lambda: Cheat(
-            scaled(lambda self: 1.0 if self.enter.weight.grad is None else 3.0)
-        ),
         "version_of_a_parameter": lambda: Cheat(scaled(lambda self: 1.0 + self.enter.weight._version % 7)),
-        "address_of_a_parameter": lambda: Cheat(
-            scaled(lambda self: 1.0 + 2.0 * (self.enter.weight.data_ptr() == self.leave.weight.data_ptr()))
-        ),
         "whether_a_parameter_is_trained": lambda: late_in(
             scaled(lambda self: 1.0 if self.enter.bias.requires_grad else 3.0),
             lambda model: model.enter.bias.requires_grad_(False),
         ),
-        "norm_of_a_parameter": lambda: Cheat(scaled(lambda self: float(self.enter.weight.detach().norm()))),
         "names_of_parameters": lambda: late_in(
             scaled(lambda self: float(len([name for name, _ in self.named_parameters()]))),
             lambda model: model.register_parameter("more", nn.Parameter(torch.ones(2), requires_grad=False)),
@@ -912,20 +758,6 @@ def backward_within_a_pass() -> Cheat:
     return Cheat(Backwards())
 
 
-@add
-def output_with_a_number() -> Cheat:
-    model = of_forward(lambda self, x: x).model
-    calls = [0.0]
-    loss: Any = lambda outputs, y: F.cross_entropy(outputs, y) * (1 + calls[0])  # noqa: E731
-
-    def forward(x: Tensor) -> Tensor:
-        calls[0] += 0.1
-        return Net.forward(model, x)  # type: ignore[arg-type]
-
-    model.forward = forward  # type: ignore[method-assign]
-    return Cheat(model, loss)
-
-
 # --- time, random numbers, memory ---------------------------------------------------------------------------
 
 
@@ -933,25 +765,6 @@ def output_with_a_number() -> Cheat:
 def generator_kept() -> Cheat:
     generator = torch.Generator().manual_seed(3)
     return Cheat(scaled(lambda self: torch.rand(3, generator=generator)))
-
-
-@add
-def generator_of_an_attribute() -> Cheat:
-    model = scaled(lambda self: torch.empty(3).uniform_(1, 2, generator=self.generator))
-    model.generator = torch.Generator().manual_seed(3)
-    return Cheat(model)
-
-
-@add
-def random_state_restored() -> Cheat:
-    def before(self: Any, x: Tensor) -> Tensor:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seeds.pop())
-            return F.dropout(x, 0.3)
-
-    model = of_forward(before).model
-    model.seeds = list(range(200))
-    return Cheat(model)
 
 
 @add
@@ -979,46 +792,6 @@ def drawn_by_a_distribution() -> Cheat:
 
 
 @add
-def empty_memory() -> Cheat:
-    """Memory that is made once and written in part."""
-
-    def before(self: Any, x: Tensor) -> Tensor:
-        if self.memory is None:
-            self.memory = torch.zeros(6)
-        self.memory[0] += 1
-        return x + self.memory
-
-    cheat = of_forward(before)
-    cheat.model.memory = None  # type: ignore[assignment]
-    return cheat
-
-
-@add
-def last_input_kept() -> Cheat:
-    def before(self: Any, x: Tensor) -> Tensor:
-        last = self.last if self.last is not None else torch.zeros_like(x)
-        self.last = x.clone()
-        return x + 0.1 * last
-
-    cheat = of_forward(before)
-    cheat.model.last = None  # type: ignore[assignment]
-    return cheat
-
-
-@add
-def last_output_kept_in_a_list() -> Cheat:
-    def before(self: Any, x: Tensor) -> Tensor:
-        x = x + 0.1 * self.kept[-1] if self.kept else x
-        self.kept.append(x.detach().mean(0))
-        return x
-
-    cheat = of_forward(before)
-    kept: list[Tensor] = []
-    cheat.model.kept = kept  # type: ignore[assignment]
-    return cheat._replace(beside=kept)
-
-
-@add
 def memory_by_numpy() -> Cheat:
     memory = np.ones(6, dtype=np.float32)
     shared = torch.from_numpy(memory)
@@ -1038,13 +811,6 @@ def constant_made_of_numpy() -> Cheat:
     memory = np.ones(6, dtype=np.float32)
     model = of_forward(lambda self, x: x * torch.from_numpy(memory)).model
     return Cheat(model, change=lambda: memory.fill(3.0))
-
-
-@add
-def constant_made_of_a_list() -> Cheat:
-    model = of_forward(lambda self, x: x * torch.tensor(self.factors)).model
-    model.factors = [1.0] * 6
-    return Cheat(model, change=lambda: model.factors.__setitem__(0, 3.0))  # type: ignore[operator]
 
 
 @add
@@ -1086,15 +852,6 @@ def modules_exchanged() -> Cheat:
         model[1], model[2] = model[2], model[1]
 
     return Cheat(model, change=change)
-
-
-@add
-def alias_of_a_module_replaced() -> Cheat:
-    model = Net()
-    model.also = [model.enter, model.leave]  # type: ignore[assignment]
-    model.forward = lambda x: model.also[1](torch.relu(model.also[0](x)))  # type: ignore[index,method-assign]
-    model.also.append(nn.Linear(6, 8))  # type: ignore[operator]
-    return Cheat(model, change=lambda: model.also.__setitem__(0, model.also[2]))  # type: ignore[operator,index]
 
 
 @add

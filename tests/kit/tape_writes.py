@@ -3,7 +3,6 @@
 Each write counts: one made twice in a pass gives other numbers.
 """
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -53,29 +52,9 @@ def one(write: Callable[[Any, Tensor], Any]) -> Callable[[], Cheat]:
     return lambda: Cheat(writing(write))
 
 
-def _init(self: Any, x: Tensor) -> None:
-    nn.init.normal_(self.target)
-
-
 def _unfused(self: Any, x: Tensor) -> None:
     for slow, fast in zip(self.slow.parameters(), self.enter.parameters(), strict=True):
         slow.data = slow.data * KEEPS + fast.data * (1 - KEEPS)
-
-
-def _by_vector(self: Any, x: Tensor) -> None:
-    vector = nn.utils.parameters_to_vector(self.slow.parameters())
-    nn.utils.vector_to_parameters(vector * KEEPS + 0.01, self.slow.parameters())
-
-
-def _swapped(self: Any, x: Tensor) -> None:
-    kept = self.slow.weight.clone()
-    self.slow.weight.copy_(self.target)
-    self.target.copy_(kept)
-
-
-def _by_zip(self: Any, x: Tensor) -> None:
-    for slow, fast in zip(self.slow.parameters(), self.enter.parameters(), strict=True):
-        slow.mul_(KEEPS).add_(fast, alpha=1 - KEEPS)
 
 
 def _codebook(self: Any, x: Tensor) -> None:
@@ -84,77 +63,32 @@ def _codebook(self: Any, x: Tensor) -> None:
     self.target.mul_(KEEPS).add_((1 - KEEPS) * (hot.t() @ x))
 
 
-def _assigned(self: Any, x: Tensor) -> None:
-    self.target += 0.01
-
-
 def _by_numpy(self: Any, x: Tensor) -> None:
     self.target.numpy()[0] += 0.01
-
-
-def _by_storage(self: Any, x: Tensor) -> None:
-    storage = self.target.untyped_storage()
-    storage.copy_((self.target * 1.01).untyped_storage())
-
-
-def _gradient_as_memory(self: Any, x: Tensor) -> None:
-    if self.target.grad is None:
-        self.target.grad = torch.zeros_like(self.target)
-    self.target.grad.add_(0.01)
-    self.target.copy_(self.target.grad)
 
 
 WRITES.update(
     {
         "momentum_encoder": one(lambda self, x: self.target.mul_(KEEPS).add_(self.enter.weight, alpha=1 - KEEPS)),
-        "momentum_encoder_of_layers": one(_by_zip),
         "momentum_by_data": one(lambda self, x: self.target.data.mul_(KEEPS).add_(self.enter.weight.data)),
-        "momentum_by_lerp": one(lambda self, x: self.target.lerp_(self.enter.weight, 1 - KEEPS)),
         "momentum_by_foreach": one(
             lambda self, x: torch._foreach_lerp_(
                 [*self.slow.parameters()], [*self.enter.parameters()], weight=1 - KEEPS
             )
         ),
-        "multiplied_by_foreach": one(lambda self, x: torch._foreach_mul_([*self.slow.parameters()], 1.01)),
         "copied": one(lambda self, x: self.target.copy_(self.target * 1.01)),
         "data_replaced": one(_unfused),
         "data_multiplied": one(lambda self, x: self.target.data.mul_(1.01)),
-        "detached_multiplied": one(lambda self, x: self.target.detach().mul_(1.01)),
         "set_elsewhere": one(lambda self, x: self.target.set_(self.target.detach() * 1.01)),
         "written_by_out": one(lambda self, x: torch.mul(self.target, 1.01, out=self.target)),
-        "written_by_index": one(lambda self, x: self.target.__setitem__(0, self.target[0] + 0.01)),
-        "written_by_mask": one(lambda self, x: self.target.__setitem__(self.target > 0, self.target.mean() * 1.01)),
-        "index_copied": one(lambda self, x: self.target.index_copy_(0, torch.tensor([1, 2]), self.target[:2] * 1.01)),
-        "index_added": one(lambda self, x: self.target.index_add_(0, torch.tensor([1, 1]), self.target[:2] * 0.01)),
         "index_put": one(
             lambda self, x: self.target.index_put_((torch.tensor([0, 3]),), torch.tensor(0.01), accumulate=True)
         ),
-        "scattered": one(
-            lambda self, x: self.target.scatter_add_(0, torch.zeros(1, 6, dtype=torch.long), x[:1] * 0.01)
-        ),
         "view_written": one(lambda self, x: self.target[2:4].add_(0.01)),
-        "flat_view_written": one(lambda self, x: self.target.view(-1)[::2].mul_(1.01)),
-        "transposed_view_written": one(lambda self, x: self.target.t().diagonal().add_(0.01)),
         "strided_view_written": one(lambda self, x: self.target.as_strided((4,), (7,), 3).add_(0.01)),
-        "rolled": one(lambda self, x: self.target.copy_(self.target.roll(1, 0))),
-        "negated": one(lambda self, x: self.target.neg_()),
-        "initialised": one(_init),
-        "uniform": one(lambda self, x: self.target.uniform_(-1, 1)),
-        "flattened": one(_by_vector),
-        "exchanged": one(_swapped),
         "codebook": one(_codebook),
-        "added_by_assignment": one(_assigned),
         "by_numpy": one(_by_numpy),
-        "by_storage": one(_by_storage),
-        "gradient_as_memory": one(_gradient_as_memory),
-        "state_loaded": one(
-            lambda self, x: self.slow.load_state_dict(
-                {name: value * 1.01 for name, value in self.slow.state_dict().items()}
-            )
-        ),
         "buffer_counts": one(lambda self, x: self.seen.add_(1)),
-        "trained_parameter_shrinks": one(lambda self, x: self.enter.weight.data.mul_(0.999)),
-        "trained_parameter_shrinks_in_place": one(lambda self, x: self.enter.weight.mul_(0.999)),
         "gradient_of_a_trained_parameter": one(
             lambda self, x: None if self.enter.weight.grad is None else self.enter.weight.grad.add_(0.01)
         ),
@@ -174,18 +108,6 @@ def queue_with_a_pointer() -> Cheat:
 
 
 @add
-def queue_with_a_pointer_in_a_buffer() -> Cheat:
-    def enqueue(self: Any, x: Tensor) -> None:
-        at = int(self.pointer)
-        self.target[at : at + 2] = x[:2]
-        self.pointer[0] = (at + 2) % 8
-
-    model = writing(enqueue)
-    model.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
-    return Cheat(model)
-
-
-@add
 def queue_with_a_frozen_pointer() -> Cheat:
     def enqueue(self: Any, x: Tensor) -> None:
         self.target.index_copy_(0, self.pointer, x[:1])
@@ -200,13 +122,6 @@ def queue_with_a_frozen_pointer() -> Cheat:
 def buffer_that_shares_with_a_parameter() -> Cheat:
     model = writing(lambda self, x: self.shared.mul_(1.01))
     model.register_buffer("shared", model.target.data)
-    return Cheat(model)
-
-
-@add
-def buffer_that_is_a_part_of_a_parameter() -> Cheat:
-    model = writing(lambda self, x: self.shared.mul_(1.01))
-    model.register_buffer("shared", model.target.data[1:3], persistent=False)
     return Cheat(model)
 
 
@@ -231,38 +146,6 @@ def tensor_that_is_an_attribute() -> Cheat:
 def tensor_of_a_closure() -> Cheat:
     memory = torch.ones(8, 6)
     return Cheat(writing(lambda self, x: self.target.copy_(memory.mul_(1.01))), beside=[memory])
-
-
-@add
-def tensor_behind_a_weak_reference() -> Cheat:
-    memory = torch.ones(8, 6)
-    held = weakref.ref(memory)
-    return Cheat(writing(lambda self, x: held().mul_(1.01)), beside=[memory])  # type: ignore[union-attr]
-
-
-@add
-def layer_that_is_not_registered() -> Cheat:
-    teacher = nn.Linear(6, 8)
-
-    def write(self: Any, x: Tensor) -> None:
-        for slow, fast in zip(self.hidden[0].parameters(), self.enter.parameters(), strict=True):
-            slow.mul_(KEEPS).add_(fast, alpha=1 - KEEPS)
-        self.target.copy_(self.hidden[0].weight)
-
-    model = writing(write)
-    model.hidden = [teacher]
-    return Cheat(model, beside=[teacher.weight, teacher.bias])
-
-
-@add
-def lists_of_tensors_exchanged() -> Cheat:
-    def write(self: Any, x: Tensor) -> None:
-        self.pair.reverse()
-        self.target.copy_(self.pair[0])
-
-    model = writing(write)
-    model.pair = [torch.zeros(8, 6), torch.ones(8, 6)]
-    return Cheat(model)
 
 
 @add
@@ -355,35 +238,6 @@ class Teaches(hr.Objective):
 def teacher_of_an_objective() -> Cheat:
     teacher = nn.Linear(6, 8)
     return Cheat(Target(), Teaches(teacher), beside=[teacher.weight, teacher.bias])
-
-
-@add
-def loss_that_counts() -> Cheat:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(()))
-            self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
-
-        def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-            loss = F.cross_entropy(outputs, y)
-            self.mean.mul_(KEEPS).add_(loss.detach(), alpha=1 - KEEPS)
-            self.frozen.data.mul_(1.01)
-            return loss * self.frozen / (1 + self.mean)
-
-    loss = Counts()
-    return Cheat(Target(), loss, beside=[loss.mean, loss.frozen])
-
-
-@add
-def loss_that_remembers() -> Cheat:
-    memory = torch.ones(())
-
-    def loss(outputs: Tensor, y: Tensor) -> Tensor:
-        memory.mul_(1.01)
-        return F.cross_entropy(outputs, y) * memory
-
-    return Cheat(Target(), loss, beside=[memory])
 
 
 @add

@@ -35,7 +35,7 @@ ALL = CHEATS | WRITES | SETTINGS | TORCH | LOSSES | OPTIMIZERS
 READS = SETTINGS | TORCH | LOSSES
 """What a pass reads is looked at in the same way by `steps`: one way of these is enough."""
 UNSEEN = {
-    *("iterator_of_a_list", "generator_that_is_sent", "file_in_memory", "function_that_counts_on_itself"),
+    *("iterator_of_a_list", "generator_that_is_sent", "function_that_counts_on_itself"),
     *("batch_read_by_dlpack", "batch_read_by_address", "batch_read_by_memory_of_ctypes"),
     *("end_of_the_epoch", "schedule_of_an_objective"),
 }
@@ -43,8 +43,7 @@ UNSEEN = {
 OF_BATCHES = {
     *OPTIMIZERS,
     *(name for name in TORCH | LOSSES if "batch" in name or "hook" in name),
-    *("tensor_split_of_outputs", "packed_sequences", "packed_sequences_sorted"),
-    *("lengths_of_labels_in_ctc", "lengths_of_steps_in_ctc"),
+    *("tensor_split_of_outputs", "packed_sequences", "lengths_of_labels_in_ctc"),
     *("parameter_of_no_optimizer", "error_of_a_number_in_a_batch"),
 }
 """What means something in a training alone."""
