@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,11 @@ settings.register_profile("quick", deadline=None, max_examples=12, derandomize=T
 settings.register_profile("every", deadline=None, max_examples=200)  # scripts/test gives it the seed of the date
 settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
-DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+DEFAULT: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 for number, handler in DEFAULT.items():  # `nohup`, and `&` in a script, make child processes ignore them
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
@@ -42,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # --- order and distribution ----------------------------------------------------------------------------
 
 
-class ByFile(LoadFileScheduling):
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Runs all tests of a file in one process, and all files that use Ray in the same one: there is one cluster."""
 
     def _split_scope(self, nodeid: str) -> str:

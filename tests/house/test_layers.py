@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from kit.imports import names_of
 
 import headrace as hr
 
@@ -185,7 +186,7 @@ def test_a_room_names_the_rooms_that_it_imports(modules: dict[str, Facts]) -> No
 
 
 def test_a_public_name_says_in_a_sentence_what_it_is() -> None:
-    said = {name: (getattr(hr, name).__doc__ or "").partition("\n\n")[0] for name in hr.__all__}
+    said = {name: (getattr(hr, name).__doc__ or "").partition("\n\n")[0] for name in names_of(hr)}
     assert [name for name, sentence in said.items() if not sentence.rstrip().endswith((".", ":"))] == []
 
 

@@ -175,7 +175,9 @@ def server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", _SERVE], stdin=theirs, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE], stdin=theirs.fileno(), env=environment, start_new_session=True
+    )
     theirs.close()
 
     def end() -> None:
@@ -271,7 +273,7 @@ def serve() -> None:
         return
     watched: dict[int, _Watched] = {}
     while True:
-        news = [one.news for one in watched.values() if not one.over]
+        news: list[Any] = [one.news for one in watched.values() if not one.over]
         ready = select.select([server, woken, *news], [], [], _next(watched))[0]
         if woken in ready:
             os.read(woken, _MESSAGE)

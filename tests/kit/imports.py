@@ -19,6 +19,11 @@ def module_at(path: Path) -> ModuleType:
     return module
 
 
+def names_of(module: ModuleType) -> list[str]:
+    """The public names of a module, which a stub does not list again."""
+    return list(vars(module)["__all__"])
+
+
 def imported_after(code: str, at: Path) -> set[str]:
     """The top-level modules of a process that has trained with headrace and then run this code."""
     with start(_after, at, code) as child:

@@ -101,7 +101,7 @@ def network() -> nn.Sequential:
 def trainer(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
     """A trainer of a model as new."""
     model = network() if model is None else model
-    given = {
+    given: dict[str, Any] = {
         "loss": hr.CrossEntropy(),
         "optimizer": torch.optim.Adam(model.parameters(), lr=0.01),
         "batch_size": BATCH,
@@ -116,7 +116,7 @@ def trainer(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
 
 def fit(trainer: hr.Trainer, run: str | Path | None, train: Any = None, **options: Any) -> hr.History:
     """The training that all these tests run."""
-    given = {
+    given: dict[str, Any] = {
         "val": Rows(12),
         "test": Rows(9),
         "epochs": EPOCHS,
