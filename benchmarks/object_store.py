@@ -1,10 +1,10 @@
 """What a run in an object store costs: requests of a save and of a resume, and a training that saves every second.
 
-A real S3 server (moto) answers over HTTP on this machine. A proxy counts requests; times are without it. The server
-computes on the processors of the training, which a real store does not: so the time of the processor that the training
-itself takes is compared, too.
-
     python benchmarks/object_store.py
+
+A real S3 server (moto) answers over HTTP on this machine, on a core of its own. A proxy counts requests; times are
+without it. A second is one of the processor's time: a save comes after as many updates as it makes in one. So other
+programs on this machine do not count.
 """
 
 import json
@@ -25,23 +25,24 @@ from headrace.store.cache import folder_of
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from kit.s3_server import Proxy, s3
 
-SECONDS, REPEATS = 30.0, 5
+SAVES, REPEATS = 6, 7
 WIDTH = 256
 
 
-def train(run: str, seconds: float, every: str = "0.0166 minutes") -> tuple[float, float]:
-    """Updates per second, and per second of this process's processor, of a training that saves once a second."""
+def train(run: str | None, updates: int, every: int) -> tuple[float, float]:
+    """Seconds, and those of this process's processor, of so many updates, once the first checkpoint is written."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters()), batch_size=64)
     data = (torch.randn(4096, WIDTH), torch.randint(0, 10, (4096,)))
-    began, step, busy, times = 0.0, 0, 0.0, time.perf_counter
-    for info in trainer.steps(data, epochs=10**6, run=hr.Run(run, every=every), progress=False):
-        if not began:  # the first checkpoint is written meanwhile
-            began, step, busy = times(), info.step, time.process_time()
-        if times() - began > seconds:
-            break
-    return (info.step - step) / (times() - began), (info.step - step) / (time.process_time() - busy)
+    where = None if run is None else hr.Run(run, every=f"{every} steps")
+    began, busy = 0.0, 0.0
+    for info in trainer.steps(data, steps=updates + 200, run=where, progress=False):
+        if info.step == 100:
+            began, busy = time.perf_counter(), time.process_time()
+        if info.step == updates + 100:
+            return time.perf_counter() - began, time.process_time() - busy
+    raise AssertionError("it has ended before")
 
 
 def requests(proxy: Proxy, folder: Path) -> dict[str, dict[str, int]]:
@@ -80,23 +81,35 @@ def _kinds(log: list[str]) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))} | {"all": len(kinds)}
 
 
+def cores() -> list[set[int]]:
+    """The cores of the trainer, and those of the server."""
+    found = sorted(os.sched_getaffinity(0))
+    return [{found[0]}, {found[-1]}]
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, s3(limit_s=1200) as proxy:
+    trainers, servers = cores()
+    os.sched_setaffinity(0, servers)  # a process that is started has those of its parent
+    with tempfile.TemporaryDirectory() as folder, s3(limit_s=3000) as proxy:
+        os.sched_setaffinity(0, trainers)
         os.environ["HEADRACE_CACHE"] = f"{folder}/cache"
         counted = requests(proxy, Path(folder))
         for what, kinds in counted.items():
             print(f"{what}: {kinds}")
         os.environ["AWS_ENDPOINT_URL"] = proxy.server_url
+        every = int(1000 / statistics.median(train(None, 1000, 1)[1] for _ in range(3)))
+        print(f"a save every {every} updates, {SAVES} of them", flush=True)
         ratios, busy = [], []
-        for repeat in range(REPEATS):
+        for repeat in range(REPEATS + 1):
             pair = {}
             for where in ("local", "store") if repeat % 2 else ("store", "local"):
                 run = f"{folder}/local-{repeat}" if where == "local" else f"s3://bucket/timed-{repeat}"
-                pair[where] = train(run, SECONDS / REPEATS)
-            ratios.append(pair["local"][0] / pair["store"][0])
-            busy.append(pair["local"][1] / pair["store"][1])
-            print(f"a run in the store takes {ratios[-1]:.3f} of the time, {busy[-1]:.3f} of the processor's time")
+                pair[where] = train(run, SAVES * every, every)
+            if repeat:  # in the first, modules are imported
+                ratios.append(pair["store"][0] / pair["local"][0])
+                busy.append(pair["store"][1] / pair["local"][1])
+                print(f"the store takes {ratios[-1]:.3f} of the time, {busy[-1]:.3f} of the processor's", flush=True)
         print(f"medians of {REPEATS}: {statistics.median(ratios):.3f}, {statistics.median(busy):.3f}")
         results = Path(__file__).parent / "results" / "object_store.json"
         results.parent.mkdir(exist_ok=True)

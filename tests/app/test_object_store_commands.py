@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from kit.s3_server import Proxy, s3
@@ -70,6 +71,11 @@ def test_commands_take_a_run_in_a_store(
     assert [each["sound"] for each in told(capsys, "checkpoint", "verify", run)] == [True] * 3
     assert told(capsys, "verify", run, "--segments", "0")["ok"]
     assert told(capsys, "validate", run, "--recipe", recipe)
+    rows, answers = tmp_path / "rows.npy", tmp_path / "answers.npy"
+    np.save(rows, np.ones((5, 4), np.float32))
+    shutil.rmtree(folder_of(run))
+    assert told(capsys, "predict", run, str(rows), "--recipe", recipe, "--out", str(answers))["rows"] == 5
+    assert np.load(answers).shape == (5, 2)
     page = told(capsys, "report", run)["report"]
     assert Path(page).is_file()
     assert "PUT commands/a/report.html" in server.log

@@ -18,6 +18,8 @@ _SERVER = """
 import signal, sys
 signal.alarm(int(sys.argv[2]))
 from moto.server import main
+from werkzeug.serving import WSGIRequestHandler
+WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as those of S3 do
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
 ENVIRONMENT = {
@@ -156,6 +158,8 @@ def _handler(proxy: Proxy, port: int) -> type[BaseHTTPRequestHandler]:
 @contextmanager
 def s3(limit_s: int = 300) -> Iterator[Proxy]:
     """A server behind a proxy; `os.environ` names it, so that s3fs finds it."""
+    from s3fs import S3FileSystem
+
     with s3_server(limit_s) as port:
         proxy, before = Proxy(port), dict(os.environ)
         os.environ.update(ENVIRONMENT | {"AWS_ENDPOINT_URL": proxy.url})
@@ -163,5 +167,6 @@ def s3(limit_s: int = 300) -> Iterator[Proxy]:
             yield proxy
         finally:
             proxy.close()
+            S3FileSystem.clear_instance_cache()  # those of this server
             os.environ.clear()
             os.environ.update(before)

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 from kit.forked import Child, start, tell
 from kit.s3_server import Proxy, s3
+from kit.sharded_models import MODELS, by_workers, data, distance, make
 from torch import nn
 
 import headrace as hr
@@ -63,7 +65,9 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))
 
 
-def train(run: str | Path, steps: int = STEPS, callbacks: Any = (), **options: Any) -> str:
+def train(
+    run: str | Path, steps: int = STEPS, callbacks: Any = (), every: str = f"{EVERY} steps", **options: Any
+) -> str:
     """Trains, and gives all that the training comes to."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -72,7 +76,7 @@ def train(run: str | Path, steps: int = STEPS, callbacks: Any = (), **options: A
         DATA,
         DATA,
         steps=steps,
-        run=hr.Run(run, every=f"{EVERY} steps", **options),
+        run=hr.Run(run, every=every, **options),
         log_every="2 steps",
         callbacks=[*callbacks, hr.BestModel("val/loss")],
         progress=False,
@@ -209,6 +213,63 @@ def test_names_of_objects_never_leave_the_folder(name: str, store: Proxy, tmp_pa
     forget(run)
     hr.Record(run)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"harm"]
+
+
+def trains_shards(run: str, epochs: int) -> None:
+    trainer = make("layers")
+    trainer.fit(data("layers"), epochs=epochs, progress=False, run=hr.Run(run, every="3 steps", keep=2))
+
+
+def shards(environment: dict[str, str], local: str, run: str) -> None:
+    """In a process of its own: two workers train in a folder, and in the store, where they go on without the folder."""
+    os.environ.update(environment)
+    quick()
+    by_workers(trains_shards, local, 2)
+    by_workers(trains_shards, run, 1)
+    forget(run)
+    by_workers(trains_shards, run, 2)
+
+
+@pytest.mark.slow
+def test_workers_write_shards_of_a_model_into_the_store(store: Proxy, tmp_path: Path) -> None:
+    local, run = tmp_path / "local", url(tmp_path)
+    with start(shards, tmp_path, dict(os.environ), str(local), run, limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+    forget(run)
+    assert len([name for name in names(store, run) if "shard-00001-model" in name]) >= 2
+    weights = [MODELS["layers"]() for _ in range(2)]
+    assert [hr.load_weights(model, of, which="last") for model, of in zip(weights, (local, run), strict=True)] == [
+        14
+    ] * 2
+    assert distance(weights[0].state_dict(), weights[1].state_dict()) == 0
+
+
+@pytest.mark.slow
+def test_reports_are_there_while_it_trains_and_not_too_often(
+    store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "REPORT_S", 1.0)
+    monkeypatch.setattr(mirror, "RENEW_S", 1.0)
+    times: list[float] = []
+    seen: list[bytes | None] = []
+    wait = threading.Event()
+
+    def rule(method: str, key: str) -> str:
+        if method == "PUT" and key.endswith("overview.json"):  # which is last of the reports
+            times.append(time.monotonic())
+        return ""
+
+    def slowly(info: hr.Info) -> None:
+        wait.wait(0.1)
+        if info.step == 45:
+            seen.append(remote.Remote(url(tmp_path)).read("metrics.jsonl"))
+
+    store.rule = rule
+    train(url(tmp_path), steps=50, every="1000 steps", callbacks=[hr.Lambda(on_step_end=slowly)])
+    assert b'"step":10,' in (seen[0] or b"")
+    while_it_trains = times[:-1]
+    assert len(while_it_trains) >= 3
+    assert min(b - a for a, b in pairwise(while_it_trains)) > 0.9
 
 
 # --- answers that are bad -------------------------------------------------------------------------------------
@@ -436,21 +497,20 @@ def killed(store: Proxy, run: str, tmp_path: Path, random: Random, kills: int) -
     return result, count
 
 
+@pytest.mark.slow
 @pytest.mark.takes_turns
-@pytest.mark.parametrize(
-    "seed", [pytest.param(0, id="few"), *[pytest.param(k, marks=pytest.mark.slow) for k in range(1, 21)]]
-)
+@pytest.mark.parametrize("seed", range(1, 21))
 def test_a_training_killed_at_any_request_goes_on_bit_for_bit(
     seed: int, store: Proxy, reference: str, tmp_path: Path
 ) -> None:
     random, different, kills = Random(seed), [], 0
-    for number in range(2 if seed else 1):
-        result, count = killed(store, f"{url(tmp_path)}-{number}", tmp_path, random, kills=KILLS // 2 if seed else 2)
+    for number in range(2):
+        result, count = killed(store, f"{url(tmp_path)}-{number}", tmp_path, random, kills=KILLS // 2)
         kills += count
         if result != reference:
             different.append(number)
     assert different == []
-    assert kills > (5 if seed else 0)
+    assert kills > 5
 
 
 @pytest.mark.slow

@@ -56,6 +56,18 @@ def test_the_model_ends_as_its_exponential_average_and_the_training_goes_on_with
     assert not same(average, weights)
 
 
+def test_the_average_of_a_weight_that_is_used_twice_is_saved_under_both_names(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[2].weight = model[0].weight
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=20)
+    trainer.fit((X, Y), epochs=2, progress=False, callbacks=[hr.EMA(0.9)], run=tmp_path / "run")
+    [file] = (tmp_path / "run" / "checkpoints").glob("step-000000000020-*/model.safetensors")
+    saved = load_file(file)
+    assert torch.equal(saved["0.weight"], model[0].weight)
+    assert torch.equal(saved["2.weight"], model[0].weight)
+
+
 def test_the_exponential_average_begins_as_a_mean_and_comes_closer_to_that_of_torch() -> None:
     trainer = made()
     torchs, apart = AveragedModel(trainer.model, multi_avg_fn=get_ema_multi_avg_fn(0.8)), []

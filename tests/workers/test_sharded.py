@@ -13,12 +13,13 @@ import pytest
 import safetensors.torch
 import torch
 from kit.forked import start
-from kit.sharded_models import BATCH, MODELS, Layers, adam, by_workers, data, distance, full, make, sgd
+from kit.sharded_models import BATCH, CLASSES, MODELS, Layers, adam, by_workers, data, distance, full, make, sgd
 from kit.sockets import free_port
 from torch import nn
 
 import headrace as hr
 from headrace.errors import ConfigError, ModelError
+from headrace.workers.here import here
 
 CLOSE = 1e-6
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -100,6 +101,10 @@ def begins_with_one_row() -> None:
     make("layers").fit(data("layers", 1), epochs=1, progress=False)
 
 
+def counts_operations() -> None:
+    make("layers").fit(data("layers"), epochs=1, progress=False, callbacks=[hr.Timer(flops="auto")])
+
+
 def has_few_rows() -> None:
     """Of batches of one row, one of two workers has nothing: it uses rows of before."""
     for kind in ("layers", "tied"):
@@ -144,10 +149,56 @@ def refuses() -> None:
         (lambda: made(Layers(), kind=Own), "Use an hr.Objective"),
         (lambda: make("layers", strategy=hr.Sharded(replicas=5)), "cannot be divided into 5 groups"),
     ]
+    sets = data("layers", 34)
+    cases += [
+        (lambda: make("layers").find_lr(sets), "a sharded one cannot be copied"),
+        (lambda: make("layers").find_batch_size(sets), "a sharded one cannot be copied"),
+    ]
     for call, message in cases:
         with pytest.raises((ConfigError, ModelError), match=re.escape(message)):
             call()
     made(Layers(), optimizer=adam)  # and after all that, one is made
+
+
+class Branches(Layers):
+    """Each worker uses another layer at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = nn.ModuleList([nn.Linear(5, CLASSES), nn.Linear(5, CLASSES)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.others[here().shard.index](x)  # type: ignore[no-any-return]
+
+
+def reaches_others() -> None:
+    trainer = hr.Trainer(Branches(), hr.CrossEntropy(), sgd, batch_size=BATCH, strategy=hr.Sharded("blocks.*"))
+    trainer.fit(data("layers"), epochs=1, progress=False)
+
+
+def tunes_an_adapter() -> None:
+    """A model of transformers with adapters of peft."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    words = torch.randint(1, 50, (48, 6), generator=torch.Generator().manual_seed(0))
+    sets = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words[:, 0] % 3}
+    found = []
+    for strategy in (hr.Sharded("*.encoder.layer.*"), hr.Synchronous()):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.BertConfig(**sizes, num_labels=3, intermediate_size=32, max_position_embeddings=8)
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0  # workers draw numbers of their own
+        lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_dropout=0.0, target_modules=["query", "value"])
+        model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+        loss = hr.CrossEntropy(output="logits", target="labels")
+        trainer = hr.Trainer(model, loss, adam, batch_size=BATCH, strategy=strategy)
+        with tempfile.TemporaryDirectory() as folder:
+            path = here().all_gather(folder)[0] if strategy.shards else folder
+            trainer.fit(sets, epochs=4, progress=False, run=hr.Run(path, checkpoint="trainable"))
+        found.append(full(trainer.model))
+    assert distance(*found) <= CLOSE
+    assert any("lora_B" in name and float(value.abs().max()) > 1e-3 for name, value in found[0].items())
 
 
 def even(module: nn.Module) -> None:
@@ -228,13 +279,20 @@ def test_copies_of_a_sharded_model_write_one_checkpoint(tmp_path: Path) -> None:
         assert child.ending(60) == 0, child.output
 
 
-ALIKE = [meets_bad_rows, has_few_rows, refuses, begins_without_values, computes_otherwise]
+ALIKE = [
+    meets_bad_rows,
+    has_few_rows,
+    refuses,
+    tunes_an_adapter,
+    begins_without_values,
+    computes_otherwise,
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ALIKE, ids=lambda what: what.__name__)
 def test_workers_do_the_same(what: Callable[[], None], tmp_path: Path) -> None:
-    with start(run_in_workers, tmp_path, what.__name__) as child:
+    with start(run_in_workers, tmp_path, what.__name__, limit_s=90) as child:
         assert child.ending(90) == 0, child.output
 
 
@@ -243,6 +301,8 @@ def run_in_workers(name: str) -> None:
 
 
 FAILURES = {
+    "reaches_others": r"workers have used different parameters in one update: not all of them others\.0\.bias, others",
+    "counts_operations": r"Timer: flops='auto' makes a pass on one worker",
     "stops_at_a_bad_row": "NonFiniteError: step 2 .*a gradient is not finite on worker 0. The weights are as they were",
     "begins_with_one_row": "Give the first batch at least one row for each worker.",
 }

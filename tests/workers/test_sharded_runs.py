@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from kit.cli_parts import headrace
 from kit.forked import Child, start, tell
 from kit.sharded_models import MODELS, by_workers, data, distance, full, make
 from kit.sockets import free_port
@@ -81,7 +83,50 @@ def test_as_many_workers_go_on_to_the_bit(kind: str, tmp_path: Path) -> None:
         assert child.ending(90) == 0, child.output
 
 
-# --- damage, and what reads a run ----------------------------------------------------------------------------
+# --- what reads a run, and goes on from one --------------------------------------------------------------------
+
+
+def makes_and_forks(run: str, fork: str) -> None:
+    by_workers(trains, "tied", run, 2)
+    by_workers(forks, run, fork)
+
+
+def forks(run: str, fork: str) -> None:
+    trainer = make("tied")
+    where = hr.Run(fork, parent=f"{run}@13")
+    sets = data("tied")
+    callbacks = [hr.BestModel("val/loss"), hr.EMA(0.9)]
+    trainer.fit(sets, sets, epochs=2, progress=False, callbacks=callbacks, run=where)
+
+
+@pytest.mark.slow
+def test_what_reads_a_run_reads_a_sharded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, fork = tmp_path / "run", tmp_path / "fork"
+    with start(makes_and_forks, tmp_path, str(run), str(fork), limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+    weights = {which: MODELS["tied"]() for which in ("read", "whole")}
+    assert hr.load_weights(weights["read"], run, which="last") == 14
+    assert [(each["run"], each["step"]) for each in hr.Record(fork).parents] == [(str(run), 13)]
+    assert hr.load_weights(weights["whole"], fork, which="last") == 14
+    assert distance(weights["read"].state_dict(), weights["whole"].state_dict()) == 0
+
+    answers = weights["read"].eval()(data("tied")["x"])
+    assert torch.allclose(
+        hr.load(run, MODELS["tied"](), which="last").trainer.predict({"x": data("tied")["x"]}), answers
+    )
+
+    assert headrace("checkpoint", "verify", str(run)) == 0
+    assert headrace("checkpoint", "export", str(run), "--out", str(tmp_path / "w.safetensors")) == 0
+    exported = safetensors.torch.load_file(tmp_path / "w.safetensors")
+    best = MODELS["tied"]()
+    hr.load_weights(best, run)
+    assert distance(exported, {name: best.state_dict()[name] for name in exported}) == 0
+    damage(store_of(run).at(14) / "shard-00001-model.safetensors")
+    assert headrace("checkpoint", "verify", str(run)) == 1
+    assert "shard-00001-model.safetensors" in capsys.readouterr().out
+
+
+# --- damage -- ----------------------------------------------------------------------------
 
 
 def makes_a_run(run: str) -> None:

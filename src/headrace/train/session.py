@@ -149,8 +149,11 @@ class Session:
         tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
         transient = {plain_name(name): tensor for name, tensor in self.model.named_buffers() if name not in saved}
         kept = tensors if self.checkpointer.saves_base else self._without_base(tensors)
+        first: dict[int, str] = {}  # names of parameters that have several
+        every = self.model.named_parameters(remove_duplicate=False)
+        names = {name: first.setdefault(id(param), plain_name(name)) for name, param in every}
         return {
-            "model": {name: weights.get(plain_name(name), value) for name, value in kept.items()},
+            "model": {name: weights.get(names.get(name, plain_name(name)), value) for name, value in kept.items()},
             "extra": {plain_name(name): value for name, value in saved.items() if name not in tensors},
             "modules": {"transient": transient, "others": [module.state_dict() for module in self.modules[1:]]},
             "frozen": self.frozen.state_dict(),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -223,6 +224,7 @@ class Sharded(Strategy):
 
     def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
         """Gradients have been added up in the backward pass; the norm of them all is in their shards."""
+        self._check_reached()
         gradients = [local(param.grad) for param in arena.params if param.grad is not None]
         norms = list(torch._foreach_norm(gradients, 2, dtype=torch.float64)) if gradients else []
         square = torch.stack(norms).square().sum().reshape(1) if norms else torch.zeros(1, dtype=torch.float64)
@@ -231,6 +233,20 @@ class Sharded(Strategy):
         copies = self.comm.count // self._shard_count
         arena.shared_norm = (numbers[-1] / copies).sqrt().to(next(iter(arena.params)).dtype)
         return reached, numbers[:-1]
+
+    def _check_reached(self) -> None:
+        """Raises unless the pass has reached the same parameters on every worker: otherwise torch adds up gradients of
+        one with those of another."""
+        reached = crc32(bytes(param.grad is not None for param in self._root.parameters()))
+        found = torch.tensor([reached, -reached])
+        self.comm.all_reduce(found, "max")
+        if found.sum():
+            missing = self.comm.all_gather([name for name, p in self._root.named_parameters() if p.grad is None])
+            names = sorted(set().union(*missing) - set(missing[0]).intersection(*missing))
+            raise ModelError(
+                f"workers have used different parameters in one update: not all of them {', '.join(names[:5])}. With "
+                "hr.Sharded each worker has to use the same ones: add what is not used with a factor of 0."
+            )
 
     def consensus(self, replica: Replica) -> list[Tensor]:
         return [*replica.values, *mean(self.comm, replica.statistics, 1)]
