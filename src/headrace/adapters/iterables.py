@@ -15,7 +15,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream
-from ..data.fields import Field
+from ..data.fields import Field, Pieces
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source, check_names, part_of
 from ..errors import ConfigError, SourceError
@@ -113,6 +113,8 @@ class Iterated(Source):
     def _pull(self, count: int) -> tuple[list[Any], bool]:
         """The next items, and whether the epoch ends with them. Where it stands is known before any item after them."""
         items: list[Any] = []
+        if self._sized and self._length:
+            count = min(count, self._length - self._given)
         while len(items) < count and (item := self._next()) is not _END:
             items.append(item)
         if not items:
@@ -314,12 +316,26 @@ class LoaderSource(Iterated):
 
     `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
     generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
+    `accumulate`: how many of its batches make one update of a training; the last of an epoch may have fewer. They pass
+    the model one by one, each in its own shape, and the loss is the mean over all of their rows, or items.
     """
 
     own_size = True
 
-    def __init__(self, loader: Iterable[Any], *, names: Names = None, streams: Sequence[Stream] | None = None) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        names: Names = None,
+        streams: Sequence[Stream] | None = None,
+        accumulate: int = 1,
+    ) -> None:
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise ConfigError(f"accumulate= is a number of the loader's batches, 1 or more; got {accumulate!r}.")
         super().__init__(loader, names, streams)
+        self.accumulate = accumulate
+        if accumulate > 1:
+            self._made["accumulate"] = accumulate
         stacks = isinstance(loader, DataLoader) and loader.collate_fn is default_collate  # into new memory, every time
         self.aliases = not stacks
         # Rows of one shape, because any may be stacked with any other. It is not known of rows that are padded, of
@@ -328,13 +344,16 @@ class LoaderSource(Iterated):
         self._uniform = several and type(loader.sampler) in (RandomSampler, SequentialSampler)  # type: ignore[attr-defined]
 
     def batches(self, size: int) -> int | None:
-        return self._length
+        return None if self._length is None else -(-self._length // self.accumulate)
 
     def pull(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         declared = self.streams
         batch = self.next_batch(size)
         assert batch is not None
-        self._check(batch, declared)
+        for part in batch.split(batch.rows):
+            self._check(part, declared)
+        if shard.count > 1 and self.accumulate > 1:
+            raise ConfigError("accumulate= makes one update of several batches for one worker. Leave it out.")
         if shard.count > 1:
             self.compare_batch(batch)
         return part_of(batch, shard, batch.cursor)
@@ -347,13 +366,19 @@ class LoaderSource(Iterated):
         return Macrobatch(batch.fields, [batch.rows], [batch.total], cursors, batch.ends_epoch, aliases=aliases)
 
     def _count(self, size: int) -> int:
-        return 1
+        return self.accumulate
 
     def _common(self, streams: list[Stream]) -> list[Stream]:
         return streams if self._uniform else [replace(s, shape=(ANY,) * len(s.shape)) for s in streams]
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
-        return fields_of(items[0], self._names, self._name)
+        found = [fields_of(item, self._names, self._name) for item in items]
+        if len(found) == 1:
+            return found[0]
+        for fields in found:
+            if fields.keys() != found[0].keys() or not all(isinstance(f, Tensor) and f.dim() for f in fields.values()):
+                raise SourceError(f"{self._name}: accumulate= takes batches of tensors with the same streams.")
+        return {name: Pieces([fields[name] for fields in found]) for name in found[0]}  # type: ignore[misc]
 
     def _check(self, batch: Batch, declared: Sequence[Stream]) -> None:
         if not batch.rows:

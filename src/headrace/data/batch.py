@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from .fields import Field, Opaque, Rows, cat, has_rows, map_tensors, one_length, split_fields, tensors_of
+from .fields import Field, Opaque, Pieces, Rows, cat, has_rows, map_tensors, one_length, split_fields, tensors_of
 from .ragged import Ragged
 from .sparse import Sparse
 
@@ -202,15 +202,22 @@ class Batch:
         """The same batch, what is in host memory page-locked there, so that a device copies it without waiting."""
         return self._like({name: map_tensors(field, _pinned) for name, field in self.fields.items()})
 
+    @property
+    def pieces(self) -> list[int]:
+        """The rows of each of a loader's batches that it consists of; nothing if it is one."""
+        return next((field.lengths for field in self.fields.values() if type(field) is Pieces), [])
+
     def split(self, rows: int) -> "list[Batch]":
         """Microbatches of at most `rows` rows each, in order; they are views."""
+        if pieces := self.pieces:
+            return [part for piece in self._split(pieces) for part in piece.split(rows)]
         if self.rows <= rows:
             return [self]
-        counts = [min(rows, self.rows - start) for start in range(0, self.rows, rows)]
-        return [
-            Batch(fields, n, total=self.total)
-            for fields, n in zip(split_fields(self.fields, counts), counts, strict=True)
-        ]
+        return self._split([min(rows, self.rows - start) for start in range(0, self.rows, rows)])
+
+    def _split(self, counts: Sequence[int]) -> "list[Batch]":
+        fields = split_fields(self.fields, counts)
+        return [Batch(part, n, total=self.total) for part, n in zip(fields, counts, strict=True)]
 
     def cut(self, parts: Sequence[tuple[int, int]]) -> "list[Batch]":
         """Consecutive parts, each given as its number and its rows: views, or copies of those at odd addresses."""

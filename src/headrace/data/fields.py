@@ -104,6 +104,42 @@ class Rows(ABC):
         return slice(first, last), own, host
 
 
+class Pieces(Rows):
+    """The rows of several batches of a loader that make one update; each has its own shape."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Sequence[Tensor]) -> None:
+        self.pieces = list(pieces)
+        self.offsets = self.host_offsets = torch.tensor([0, *accumulate(map(len, self.pieces))])
+
+    def __len__(self) -> int:
+        return int(self.host_offsets[-1])
+
+    @property
+    def lengths(self) -> list[int]:
+        """The rows of each."""
+        return [len(piece) for piece in self.pieces]
+
+    def split(self, counts: Sequence[int]) -> list[Any]:
+        return self.pieces if list(counts) == self.lengths else self._parts()
+
+    def tensors(self) -> list[Tensor]:
+        return list(self.pieces)
+
+    def map(self, change: Change) -> "Pieces":
+        return Pieces([change(piece) for piece in self.pieces])
+
+    def _parts(self) -> Any:
+        raise DataError(
+            f"these are {len(self.pieces)} batches of a loader that make one update (accumulate=), each with its own "
+            "shape: they pass the model one by one, and are not cut or joined otherwise. Leave accumulate= out."
+        )
+
+    def _like(self, parts: Sequence[Any], offsets: Tensor, host_offsets: Tensor) -> "Pieces":
+        return self._parts()  # type: ignore[no-any-return]
+
+
 @runtime_checkable
 class Opaque(Protocol):
     """A field of any other kind, such as a batch of graphs; it is never cut or joined."""

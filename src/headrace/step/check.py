@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..adapters.iterables import LoaderSource
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding
@@ -224,7 +225,9 @@ def has_an_end(train: Source, limits: Sequence[Length], sized: bool) -> None:
 
 
 def ends(source: Source, name: str, limit: int | None = None) -> None:
-    """Raises on data that are to be read to their end, and have none."""
+    """Raises on data that are to be read to their end, and have none, or whose batches are joined for a training."""
+    if isinstance(source, LoaderSource) and source.accumulate > 1:
+        raise ConfigError(f"accumulate= is for training data, and the {name} data have it. Give the loader by itself.")
     if limit is not None and source.state_dict() is None:
         warnings.warn(
             f"the {name} data are a {type(source).__name__} without state_dict: limit= scores other rows each time.",

@@ -79,8 +79,8 @@ class PassContext:
     def of(self, batch: Batch) -> Pass:
         """How the gradients of a batch are found."""
         rows = self._steps.microbatch
-        if rows is not None and batch.rows > rows:
-            own: Pass = Split(self, rows)
+        if (rows is not None and batch.rows > rows) or batch.pieces:
+            own: Pass = Split(self, rows or batch.rows)
         else:
             own = self.one_pass(batch, first=True) if batch.rows else Eager(self)
         return own if self.terms is None else SharedPass(self, own, self.terms)
