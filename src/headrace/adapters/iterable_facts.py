@@ -1,14 +1,15 @@
 """What can be found out about an iterable of others: its parts, its state, its length."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..data.batch import Stream, torch_dtype
+from ..data.batch import Batch, Stream, torch_dtype
 from ..data.fields import Field, has_rows
+from ..errors import SourceError
 from .samples import hugging_kind
 
 
@@ -100,3 +101,17 @@ def is_like(field: Field, declared: Stream) -> bool:
         return True
     kinds = [(s.dtype, s.layout, s.sequence, len(s.shape)) for s in (Stream.of(declared.name, field), declared)]
     return kinds[0] == kinds[1]
+
+
+def expect(batch: Batch, declared: Sequence[Stream], who: str) -> None:
+    """Raises on a batch of a loader that is not like those before it."""
+    if not batch.rows:
+        raise SourceError(f"{who} gave a batch without rows.")
+    for stream in declared:
+        if stream.name not in batch.fields:
+            raise SourceError(f"{who} gave a batch with the streams {list(batch)} only.")
+        if not is_like(batch.fields[stream.name], stream):
+            raise SourceError(
+                f"{who}: expected {stream}, got {Stream.of(stream.name, batch[stream.name])}. "
+                "The batches of a loader agree in streams, dtypes and dimensions."
+            )

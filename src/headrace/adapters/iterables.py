@@ -21,7 +21,7 @@ from ..data.source import Source, check_names, part_of
 from ..errors import ConfigError, SourceError
 from ..store import rng
 from ..store.codec import decode, encode
-from .iterable_facts import generators_of, has_exact_state, is_like, length_of, lost_at_resume, parts_of, stateful_parts
+from .iterable_facts import expect, generators_of, has_exact_state, length_of, lost_at_resume, parts_of, stateful_parts
 from .samples import Names, collated, fields_of, hugging_kind
 
 _CPU = torch.device("cpu")
@@ -316,8 +316,8 @@ class LoaderSource(Iterated):
 
     `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
     generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
-    `accumulate`: how many of its batches make one update of a training; the last of an epoch may have fewer. They pass
-    the model one by one, each in its own shape, and the loss is the mean over all of their rows, or items.
+    `accumulate` of its batches make one update of a training: they pass the model one by one, each in its own shape, and
+    the loss is the mean over all of their rows or items. The last update of an epoch may have fewer of them.
     """
 
     own_size = True
@@ -351,7 +351,7 @@ class LoaderSource(Iterated):
         batch = self.next_batch(size)
         assert batch is not None
         for part in batch.split(batch.rows):
-            self._check(part, declared)
+            expect(part, declared, self._who)
         if shard.count > 1 and self.accumulate > 1:
             raise ConfigError("accumulate= makes one update of several batches for one worker. Leave it out.")
         if shard.count > 1:
@@ -372,25 +372,7 @@ class LoaderSource(Iterated):
         return streams if self._uniform else [replace(s, shape=(ANY,) * len(s.shape)) for s in streams]
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
-        found = [fields_of(item, self._names, self._name) for item in items]
-        if len(found) == 1:
-            return found[0]
-        for fields in found:
-            if fields.keys() != found[0].keys() or not all(isinstance(f, Tensor) and f.dim() for f in fields.values()):
-                raise SourceError(f"{self._name}: accumulate= takes batches of tensors with the same streams.")
-        return {name: Pieces([fields[name] for fields in found]) for name in found[0]}  # type: ignore[misc]
-
-    def _check(self, batch: Batch, declared: Sequence[Stream]) -> None:
-        if not batch.rows:
-            raise SourceError(f"{self._who} gave a batch without rows.")
-        for stream in declared:
-            if stream.name not in batch.fields:
-                raise SourceError(f"{self._who} gave a batch with the streams {list(batch)} only.")
-            if not is_like(batch.fields[stream.name], stream):
-                raise SourceError(
-                    f"{self._who}: expected {stream}, got {Stream.of(stream.name, batch[stream.name])}. "
-                    "The batches of a loader agree in streams, dtypes and dimensions."
-                )
+        return Pieces.of([fields_of(item, self._names, self._name) for item in items], self._name)
 
 
 class SampleSource(Iterated):

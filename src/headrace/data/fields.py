@@ -113,6 +113,17 @@ class Pieces(Rows):
         self.pieces = list(pieces)
         self.offsets = self.host_offsets = torch.tensor([0, *accumulate(map(len, self.pieces))])
 
+    @classmethod
+    def of(cls, batches: Sequence[dict[str, Any]], who: str) -> dict[str, Any]:
+        """The fields of several batches that make one update; of one, as they are."""
+        first = batches[0]
+        if len(batches) == 1:
+            return first
+        for fields in batches:
+            if fields.keys() != first.keys() or not all(isinstance(f, Tensor) and f.dim() for f in fields.values()):
+                raise DataError(f"{who}: accumulate= takes batches of tensors with the same streams.")
+        return {name: cls([fields[name] for fields in batches]) for name in first}
+
     def __len__(self) -> int:
         return int(self.host_offsets[-1])
 

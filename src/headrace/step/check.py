@@ -97,8 +97,14 @@ def auto_device(device: str | None) -> Iterator[None]:
 def device_for(device: str | torch.device, model: nn.Module, shards: bool = False) -> torch.device:
     """The device to train on: the one that is named, else the model's own accelerator, else any.
 
-    `shards`: a strategy gives a model on "meta" its values.
+    `shards`: a strategy gives a model on "meta" its values. A device that cannot compute as the model does is refused.
     """
+    chosen = _device(device, model, shards)
+    fp8_hardware(model, torch.cuda.get_device_capability(chosen) if chosen.type == "cuda" else None)
+    return chosen
+
+
+def _device(device: str | torch.device, model: nn.Module, shards: bool) -> torch.device:
     held = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     if shards:
         held -= {torch.device("meta")}
@@ -207,6 +213,17 @@ def has_optimizer(optimizers: Mapping[str, Any], who: str) -> None:
         raise ConfigError(
             f"{who} needs an optimizer, and this trainer was made without one. Make it as "
             "hr.Trainer(model, loss, optimizer)."
+        )
+
+
+def fp8_hardware(model: nn.Module, capability: tuple[int, int] | None) -> None:
+    """Raises if layers of torchao compute in fp8, and a GPU of this compute capability cannot; `None`: it is no GPU."""
+    layers = [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
+    emulated = all(model.get_submodule(name).config.emulate for name in layers)  # type: ignore[union-attr]
+    if layers and not emulated and capability is not None and capability < (8, 9):
+        raise ConfigError(
+            f"layer {layers[0]!r} computes in fp8, which needs a GPU of compute capability 8.9 or higher, and this one "
+            f"has {capability[0]}.{capability[1]}. Leave the model as it was, with precision='bf16'."
         )
 
 

@@ -94,6 +94,13 @@ class Precision:
     """`"fp32"`, `"bf16"` (autocast) or `"fp16"` (autocast, and gradients scaled so that small ones survive)."""
 
     def __init__(self, name: str, device: torch.device) -> None:
+        if name == "fp8":
+            raise ConfigError(
+                "precision='fp8' is made of the model, before its trainer: model = "
+                "torchao.float8.convert_to_float8_training(model), with precision='bf16' for its other layers."
+            )
+        if name == "int8":
+            raise ConfigError("precision='int8' is not there: torchao's weights of int8 cannot be saved. Use fp8.")
         if not isinstance(name, str) or name not in _DTYPES:
             raise ConfigError(unknown("precision", name, _DTYPES))
         self._dtype = _DTYPES[name]
