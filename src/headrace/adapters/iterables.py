@@ -88,7 +88,7 @@ class Iterated(Source):
             found = f"exactly, after any batch, by the {self._name}'s own state"
         return f"{found}; {lost}" if (lost := lost_at_resume(self._data, self._exact)) else found
 
-    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch:
         items, ended = self._pull(self._count(size))
         return Batch(self._fields(items), cursor=self.state_dict(), ends_epoch=ended)
 
@@ -316,8 +316,8 @@ class LoaderSource(Iterated):
 
     `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
     generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
-    `accumulate` of its batches make one update of a training: they pass the model one by one, each in its own shape, and
-    the loss is the mean over all of their rows or items. The last update of an epoch may have fewer of them.
+    `accumulate` of its batches, or fewer at the end of an epoch, make one update: each passes the model in its shape, and
+    the loss is the mean over all of their rows, or items.
     """
 
     own_size = True
@@ -338,32 +338,29 @@ class LoaderSource(Iterated):
             self._made["accumulate"] = accumulate
         stacks = isinstance(loader, DataLoader) and loader.collate_fn is default_collate  # into new memory, every time
         self.aliases = not stacks
-        # Rows of one shape, because any may be stacked with any other. It is not known of rows that are padded, of
-        # batches of one row, and of rows that a sampler has put together.
+        # Rows of one shape, as any may be stacked with any other: not of padded rows, batches of one, or a sampler's
         several = stacks and (loader.batch_size or 0) > 1  # type: ignore[attr-defined]
         self._uniform = several and type(loader.sampler) in (RandomSampler, SequentialSampler)  # type: ignore[attr-defined]
 
     def batches(self, size: int) -> int | None:
         return None if self._length is None else -(-self._length // self.accumulate)
 
-    def pull(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+    def pull(self, size: int, shard: Shard = WHOLE) -> Batch:
         declared = self.streams
         batch = self.next_batch(size)
-        assert batch is not None
         for part in batch.split(batch.rows):
             expect(part, declared, self._who)
-        if shard.count > 1 and self.accumulate > 1:
-            raise ConfigError("accumulate= makes one update of several batches for one worker. Leave it out.")
         if shard.count > 1:
+            if self.accumulate > 1:
+                raise ConfigError("accumulate= is for one worker, and there are several. Leave it out.")
             self.compare_batch(batch)
         return part_of(batch, shard, batch.cursor)
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""
         batch = self.pull(size, shard)
-        assert batch is not None
-        cursors, aliases = [batch.cursor], self.aliases
-        return Macrobatch(batch.fields, [batch.rows], [batch.total], cursors, batch.ends_epoch, aliases=aliases)
+        counts = [batch.rows], [batch.total], [batch.cursor]
+        return Macrobatch(batch.fields, *counts, batch.ends_epoch, aliases=self.aliases)
 
     def _count(self, size: int) -> int:
         return self.accumulate
