@@ -316,7 +316,7 @@ class LoaderSource(Iterated):
 
     `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
     generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
-    `accumulate` of its batches, or fewer at the end of an epoch, make one update: each passes the model in its shape, and
+    `accumulate` of its batches, or fewer at the end of an epoch, make an update: each passes the model in its shape and
     the loss is the mean over all of their rows, or items.
     """
 
