@@ -196,6 +196,7 @@ def with_sequences(streams: dict[str, Tensor]) -> dict[str, Any]:
     return {**streams, "bbox": hr.Ragged.of([boxes[boxes[:, -1] >= 0] for boxes in streams["bbox"]])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_boxes_as_sequences_train_and_score_as_those_that_are_filled_up(workers: int) -> None:
     streams = batch()
@@ -227,6 +228,7 @@ def test_strides_have_to_be_those_of_the_stages() -> None:
         vision.Detector(2, 1, widths=(4, 4, 4), anchors=ANCHORS)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Any) -> None:
     def training() -> hr.Trainer:
         metrics = {"map": vision.MeanAveragePrecision(0.5)}

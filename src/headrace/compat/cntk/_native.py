@@ -13,6 +13,8 @@ _INSTEAD = {
     "load_model": "Make the model again and restore its parameters: Trainer.restore_from_checkpoint(name), or "
     "z.restore(name).",
     "debugging": "Use Python's debugger: graphs are computed step by step by torch.",
+    "Evaluator": "Make a Trainer with (loss, metric), and call its test_minibatch.",
+    "StreamConfiguration": "Use StreamDef(field=, shape=).",
     "fmeasure": "Natively metrics=['f1'].",
     "universal": "Derive from UserLearner, or natively from torch.optim.Optimizer.",
     "CBFDeserializer": "Keep the text file: CTFDeserializer caches what it has parsed.",

@@ -140,16 +140,6 @@ def StreamDef(
 StreamDefs = Record
 
 
-class StreamConfiguration:
-    """A stream of a text file, by its older name."""
-
-    def __init__(
-        self, name: str, dim: int, is_sparse: bool = False, stream_alias: str = "", defines_mb_size: bool = False
-    ) -> None:
-        self.name, self.dim, self.is_sparse = name, dim, is_sparse
-        self.stream_alias, self.defines_mb_size = stream_alias, defines_mb_size
-
-
 def find_stream(infos: list[StreamInformation], name: str) -> StreamInformation:
     """The only stream of this name."""
     found = [info for info in infos if info.m_name == name]

@@ -287,29 +287,6 @@ def measure(function: Function, arguments: Any, device: DeviceDescriptor | None 
     return float(numbers_of(found).sum()), _count(counted)
 
 
-class Evaluator:
-    """Measures a model without training it."""
-
-    def __init__(self, eval_function: Any, progress_writers: Any = None) -> None:
-        writers = (
-            progress_writers if isinstance(progress_writers, list) else [progress_writers] if progress_writers else []
-        )
-        self._writers, self.evaluation_function = writers, eval_function
-        self._total, self._samples = 0.0, 0
-
-    def test_minibatch(self, arguments: Any, device: Any = None) -> float:
-        total, count = measure(self.evaluation_function, arguments, device)
-        self._total, self._samples = self._total + total, self._samples + count
-        for writer in self._writers:
-            writer.update_test(count, self._total)
-        return total / count if count else 0.0
-
-    def summarize_test_progress(self) -> None:
-        for writer in self._writers:
-            writer.write_test_summary(self._total)
-        self._total, self._samples = 0.0, 0
-
-
 def _function(given: Any) -> Function:
     return given if isinstance(given, Function) else Combined([given])
 
