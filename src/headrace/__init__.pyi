@@ -90,10 +90,10 @@ from .watch.progress import Progress as Progress
 from .watch.tensorboard import TensorBoard as TensorBoard
 from .watch.trackers import MLflow as MLflow
 from .watch.trackers import WandB as WandB
-from .workers.block_momentum import BlockMomentum as BlockMomentum
 from .workers.centered import Centered as Centered
 from .workers.elastic import Elastic as Elastic
 from .workers.here import here as here
+from .workers.rounds import BlockMomentum as BlockMomentum
 from .workers.rounds import DiLoCo as DiLoCo
 from .workers.rounds import Periodic as Periodic
 from .workers.sharded import Sharded as Sharded

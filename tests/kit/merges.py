@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.workers.here import here
+from kit.torch_workers import fork_workers, run_torchrun
 
 AT = "MERGES_AT"
 """The variable that names the directory for the notes."""
@@ -33,6 +34,14 @@ class Linear(nn.Module):
 
 class Merging(hr.Elastic):
     """Elastic averaging that writes down when a worker merges, and what worker 0 is given to merge."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._notes_at = os.environ[AT]
+
+    def join(self, comm: Any) -> None:
+        os.environ[AT] = self._notes_at  # a cluster that is there already has the variables of its beginning
+        super().join(comm)
 
     def exchange(self, replica: Any) -> None:
         weights = replica.by_name(replica.tensors).values()
@@ -76,6 +85,23 @@ def trained(strategy: hr.Strategy, epochs: int = 2, run: str | None = None, step
         if here().leader and info.step == steps:
             break
     return flat(model)
+
+
+def launched(engine: str, workers: int, at: str, given: dict[str, Any], *arguments: Any) -> None:
+    """In a process that forks its workers: trains with processes, or as torchrun would; writes down the weights."""
+    os.environ[AT] = at
+    strategy = Merging(**given)
+    if engine == "torchrun":
+        run_torchrun(["--standalone", f"--nproc-per-node={workers}"], _train, at, strategy, *arguments)
+        return
+    fork_workers()
+    hr.launch(_train, at, strategy, *arguments, workers=workers, engine=engine)
+
+
+def _train(at: str, *arguments: Any) -> None:
+    found = trained(*arguments)
+    if here().leader:
+        Path(at, "weights").write_text(json.dumps(found))
 
 
 def flat(model: nn.Module) -> list[float]:

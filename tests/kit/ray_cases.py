@@ -3,6 +3,9 @@
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,25 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.engines.worker import environment
 from headrace.workers.here import here
 from kit.sockets import listening
 
 ROWS = 48
+
+
+@contextmanager
+def cluster() -> Iterator[Any]:
+    """A cluster with room for three workers, which launches join."""
+    import ray
+
+    path = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
+    with environment({"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}):
+        ray.init(address="local", num_cpus=3, include_dashboard=False)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 class Visits(nn.Module):
@@ -58,12 +76,28 @@ def fail(how: str) -> None:
     if here().shard.index == 1:
         if how == "exit":
             sys.exit(3)
-        raise KeyError("what is not there") if how == "error" else hr.ConfigError("a setting of mine")
+        raise hr.ConfigError("a setting of mine")
     here().all_gather(None)
 
 
-def in_ray_train(config: dict[str, Any]) -> None:
-    """In each worker of Ray Train: the script as it is, without a launch."""
-    found = visit(Visits(), run=config["run"], lose=config.get("lose"))
-    if here().leader:
-        torch.save(found, config["found"])
+LOSE = "HEADRACE_TESTS_LOSE"
+"""The variable that names a directory: there worker 1 notes that it was killed, once, when there is a checkpoint."""
+
+
+def lose_once() -> None:
+    """In each process of a Ray cluster, before its work: has a script's worker killed, which knows nothing of it."""
+    fit = hr.Trainer.fit
+
+    def watched(self: Any, *data: Any, **options: Any) -> Any:
+        def on_step_end(info: hr.Info) -> None:
+            mark = Path(os.environ[LOSE], f"lost-{here().count}")
+            if info.epoch == 2 and here().shard.index == 1 and not mark.exists():
+                end = time.monotonic() + 30
+                while not [*mark.parent.glob("*/checkpoints/*/COMMIT")] and time.monotonic() < end:
+                    time.sleep(0.01)
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return fit(self, *data, callbacks=[hr.Lambda(on_step_end=on_step_end)], **options)
+
+    hr.Trainer.fit = watched  # type: ignore[method-assign]

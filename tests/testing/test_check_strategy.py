@@ -28,7 +28,6 @@ GOOD: dict[str, Callable[[], Strategy]] = {
     "samples": lambda: Periodic("20 samples", reset_inner=True),
     "outer Adam": lambda: Periodic("3 steps", outer=partial(Adam, lr=0.01)),
     "block momentum": lambda: BlockMomentum("3 steps"),
-    "cntk": lambda: BlockMomentum("24 samples", nesterov=True, form="cntk"),
     "diloco": lambda: DiLoCo("3 steps"),
     "elastic": lambda: Elastic("3 steps"),
     "dislib's merge": lambda: Elastic("2 steps", alpha=0.5, take_center=True),

@@ -1,14 +1,20 @@
 """The center: merges by hand in the order that was recorded, rows that are used once, and resumes to the bit."""
 
 import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kit import merges
+from kit import merges, ray_cases
+from kit.forked import start
 from kit.sampled import sampled
+from kit.torch_workers import fork_workers
 from torch import Tensor, nn
 
 import headrace as hr
@@ -24,13 +30,39 @@ ENGINES = [
     "local",
     *(pytest.param(e, marks=[pytest.mark.slow, pytest.mark.timeout(300)]) for e in ("processes", "ray")),
 ]
+NATIVE = [*ENGINES, pytest.param("torchrun", marks=pytest.mark.slow)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of an engine; of "ray", with one cluster for all launches."""
+    if request.param == "ray":
+        pytest.importorskip("ray")
+    with ray_cases.cluster() if request.param == "ray" else nullcontext():
+        yield request.param
 
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(merges.AT, str(tmp_path))
     return tmp_path
+
+
+def launch(
+    engine: str, workers: int, at: Path, given: dict[str, Any], *arguments: Any, network: hr.Network | None = None
+) -> list[float]:
+    """Trains in workers of an engine, or in those of torchrun; the weights that are left in worker 0."""
+    if engine in ("processes", "torchrun"):  # from a process that forks them
+        with start(merges.launched, at, engine, workers, at, given, *arguments, limit_s=90) as child:
+            assert child.ending(90) == 0, child.output
+        weights: list[float] = json.loads((at / "weights").read_text())
+        return weights
+    strategy = merges.Merging(**given)
+    found: list[float] = hr.launch(
+        merges.trained, strategy, *arguments, workers=workers, engine=engine, network=network
+    )
+    return found
 
 
 # --- what an exchange does --------------------------------------------------------------------------------
@@ -64,20 +96,22 @@ def test_settings_that_cannot_work_are_refused(given: Any, named: str) -> None:
         hr.Elastic(**given)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("every", "take_center"),
-    [("2 steps", False), ("1 epoch", True), ("2 epochs", True), ("8 samples", True), ("end", False)],
-)
+@pytest.mark.parametrize("engine", NATIVE, indirect=True)
+@pytest.mark.parametrize(("every", "take_center"), [("2 steps", False), ("1 epoch", True)])
 def test_the_center_is_what_a_loop_by_hand_makes_of_the_recorded_order(
     every: str, take_center: bool, engine: str, notes: Path
 ) -> None:
-    if engine != "local" and every not in ("2 steps", "1 epoch"):
-        pytest.skip("two of them on engines that take seconds to start")
-    strategy = merges.Merging(every, alpha=0.5, take_center=take_center)
-    found = hr.launch(
-        merges.trained, strategy, workers=3, engine=engine, network=UNEVEN[1] if engine == "local" else None
-    )
+    check_by_hand(every, take_center, engine, notes)
+
+
+@pytest.mark.parametrize(("every", "take_center"), [("2 epochs", True), ("8 samples", True), ("end", False)])
+def test_other_intervals_are_those_of_a_loop_by_hand(every: str, take_center: bool, notes: Path) -> None:
+    check_by_hand(every, take_center, "local", notes)
+
+
+def check_by_hand(every: str, take_center: bool, engine: str, notes: Path) -> None:
+    given = {"every": every, "alpha": 0.5, "take_center": take_center}
+    found = launch(engine, 3, notes, given, network=UNEVEN[1] if engine == "local" else None)
     torch.manual_seed(0)
     expected = merges.by_hand(merges.Linear(), 3, take_center, 0.5)
     torch.testing.assert_close(torch.tensor(found), expected, atol=5e-6, rtol=0)
@@ -92,29 +126,47 @@ DIALECT = [
 ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+def fit_of_dislib(at: str, engine: str, method: str, options: dict[str, int]) -> None:
+    """Trains by the dialect, whose center writes down what it merges, and writes down the weights."""
+    os.environ[merges.AT], elastic = at, dislib.Elastic
+    dislib.Elastic = merges.Merging  # type: ignore[misc]
+    torch.manual_seed(0)
+    trainer = dislib.EncapsulatedFunctionsDistributedEddl(num_workers=2, engine=engine)
+    trainer.build(merges.Linear(), {"optimizer": "sgd", "lr": merges.RATE}, "soft_cross_entropy", "accuracy")
+    x, y = (part.numpy() for part in merges.data(72))
+    try:
+        found = getattr(trainer, method)(np.split(x, 6), np.split(y, 6), 3, 2, **options)
+    finally:
+        dislib.Elastic = elastic  # type: ignore[misc]
+    Path(at, "weights").write_text(json.dumps([number for array in found for number in array.flatten().tolist()]))
+
+
+def fork_fit_of_dislib(*arguments: Any) -> None:
+    fork_workers()
+    fit_of_dislib(*arguments)
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 @pytest.mark.parametrize(("method", "options"), DIALECT)
 def test_the_asynchronous_fits_of_dislib_are_what_a_loop_by_hand_makes_of_the_recorded_order(
-    method: str, options: dict[str, int], engine: str, notes: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, options: dict[str, int], engine: str, notes: Path
 ) -> None:
-    monkeypatch.setattr(dislib, "Elastic", merges.Merging)
+    if engine == "processes":
+        with start(fork_fit_of_dislib, notes, notes, engine, method, options, limit_s=90) as child:
+            assert child.ending(90) == 0, child.output
+    else:
+        fit_of_dislib(str(notes), engine, method, options)
     torch.manual_seed(0)
-    model = merges.Linear()
-    first = merges.Linear()
-    first.load_state_dict(model.state_dict())
-    trainer = dislib.EncapsulatedFunctionsDistributedEddl(num_workers=2, engine=engine)
-    trainer.build(model, {"optimizer": "sgd", "lr": merges.RATE}, "soft_cross_entropy", "accuracy")
-    x, y = (part.numpy() for part in merges.data(72))
-    found = getattr(trainer, method)(np.split(x, 6), np.split(y, 6), 3, 2, **options)
-    expected = merges.by_hand(first, 2, True, 0.5)
-    torch.testing.assert_close(torch.cat([torch.from_numpy(a).flatten() for a in found]), expected, atol=5e-6, rtol=0)
-    assert merges.rows_merged(2) == sorted(2 * x.tolist()), "every row once an epoch"
+    expected = merges.by_hand(merges.Linear(), 2, True, 0.5)
+    found = torch.tensor(json.loads((notes / "weights").read_text()))
+    torch.testing.assert_close(found, expected, atol=5e-6, rtol=0)
+    assert merges.rows_merged(2) == sorted(2 * merges.data(72)[0].tolist()), "every row once an epoch"
 
 
 # --- one training that goes on ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", NATIVE, indirect=True)
 def test_every_row_is_used_once_an_epoch_with_one_three_and_two_workers(
     engine: str, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +176,8 @@ def test_every_row_is_used_once_an_epoch_with_one_three_and_two_workers(
         at, run = notes / str(k), str(notes / "run")
         at.mkdir()
         monkeypatch.setenv(merges.AT, str(at))
-        strategy = merges.Merging("2 steps", alpha=0.5, take_center=True, lease=8)
-        hr.launch(merges.trained, strategy, 3, run, steps, workers=workers, engine=engine)
+        given = {"every": "2 steps", "alpha": 0.5, "take_center": True, "lease": 8}
+        launch(engine, workers, at, given, 3, run, steps)
         after = merges.merges_saved(run)
         assert after > before, "the control: each of them has learnt something"
         found += merges.rows_merged(workers, after - before)
@@ -219,10 +271,19 @@ class Failing(hr.Centered):
         raise ValueError("no merge today")
 
 
-@pytest.mark.parametrize("engine", ENGINES[:2])
-def test_a_strategy_with_a_center_is_one_method(engine: str, notes: Path) -> None:
+def own_strategies(at: str, engine: str) -> None:
+    os.environ[merges.AT] = at
+    if engine == "processes":
+        fork_workers()
     found = hr.launch(merges.trained, Slow("2 steps"), workers=2, engine=engine)
     torch.manual_seed(0)
     assert not torch.allclose(torch.tensor(found), torch.tensor(merges.flat(merges.Linear())), atol=1e-3)
     with pytest.raises((hr.WorkerError, ValueError), match="no merge today"):
         hr.launch(merges.trained, Failing("2 steps"), workers=2, engine=engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_a_strategy_with_a_center_is_one_method(engine: str, tmp_path: Path) -> None:
+    with start(own_strategies, tmp_path, tmp_path, engine, limit_s=90) as child:
+        assert child.ending(90) == 0, child.output

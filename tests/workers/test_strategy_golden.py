@@ -37,10 +37,6 @@ SETTINGS: dict[str, Callable[[], Strategy]] = {
     "Periodic('3 steps', outer=Adam)": lambda: Periodic("3 steps", outer=partial(Adam, lr=0.1)),
     "BlockMomentum('3 steps')": lambda: BlockMomentum("3 steps"),
     "BlockMomentum('3 steps', nesterov=True)": lambda: BlockMomentum("3 steps", nesterov=True),
-    "BlockMomentum('3 steps', time_constant=50)": lambda: BlockMomentum("3 steps", time_constant=50),
-    "BlockMomentum('36 samples', nesterov=True, form='cntk')": lambda: BlockMomentum(
-        "36 samples", nesterov=True, form="cntk"
-    ),
     "DiLoCo('3 steps')": lambda: DiLoCo("3 steps"),
 }
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..workers.block_momentum import BlockMomentum
 from ..workers.elastic import Elastic
-from ..workers.rounds import DiLoCo, Periodic
+from ..workers.rounds import BlockMomentum, DiLoCo, Periodic
 from ..workers.strategy import Strategy
 from ..workers.synchronous import Synchronous
 from .parameters import parameters_of

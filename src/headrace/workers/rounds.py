@@ -23,7 +23,6 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 """Makes an optimizer of parameters, as `lambda params: torch.optim.SGD(params, lr=0.7)` does."""
 Means = Callable[[Sequence[Tensor]], list[Tensor]]
 """Of tensors of one worker, the mean over all; all workers call it together."""
-Settings = dict[str, Any]
 
 
 class RoundStart:
@@ -61,8 +60,8 @@ class RoundStart:
 class OuterStep(Protocol):
     """Computes the weights with which all workers go on when a round ends."""
 
-    def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
-        """Where all workers go on, like `replica.tensors`; `rows`: used by all of them in this round."""
+    def step(self, replica: Replica, start: RoundStart, means: Means) -> list[Tensor]:
+        """Where all workers go on, like `replica.tensors`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +74,7 @@ class OuterStep(Protocol):
 class Averaging:
     """θ ← mean of θᵢ: taken directly, as θ₀ − (θ₀ − θ) need not be θ."""
 
-    def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: RoundStart, means: Means) -> list[Tensor]:
         return means(replica.tensors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,40 +85,29 @@ class Averaging:
 
 
 class Outer:
-    """θ₀ ← Outer(θ₀, grad=Δ̄) for the parameters; floating-point buffers become their mean.
+    """θ₀ ← Outer(θ₀, grad=Δ̄) for the parameters; floating-point buffers become their mean."""
 
-    `adapt` is asked before each step, with the rows of the round: it may change the settings of a parameter group,
-    and gives the factor of Δ̄.
-    """
-
-    def __init__(
-        self, make: MakeOptimizer, start: RoundStart, adapt: Callable[[Settings, int], float] = lambda group, rows: 1.0
-    ) -> None:
+    def __init__(self, make: MakeOptimizer, start: RoundStart) -> None:
         self._params = {name: nn.Parameter(value) for name, value in start.parameters.items()}
-        self._optimizer = make(list(self._params.values()))
-        if not isinstance(self._optimizer, Optimizer):
+        self.optimizer = make(list(self._params.values()))
+        if not isinstance(self.optimizer, Optimizer):
             raise ConfigError(
                 "outer= is a function that makes a torch optimizer of a list of parameters, as in "
-                f"lambda params: torch.optim.SGD(params, lr=0.7); it gave a {type(self._optimizer).__name__}."
+                f"lambda params: torch.optim.SGD(params, lr=0.7); it gave a {type(self.optimizer).__name__}."
             )
-        self._adapt = adapt
 
-    def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: RoundStart, means: Means) -> list[Tensor]:
         now, values = replica.tensors, len(replica.values)
         changes = torch._foreach_sub(start.like(replica)[:values], now[:values])
         found = means([*changes, *now[values:]])
-        for group in self._optimizer.param_groups:
-            factor = self._adapt(group, rows)
-        if factor != 1:
-            torch._foreach_mul_(found[:values], factor)
         for name, change in replica.by_name(found[:values]).items():
             self._params[name].grad = change
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return [*start.like(replica)[:values], *found[values:]]
 
     def state_dict(self) -> dict[str, Any]:
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         groups = [group["params"] for group in optimizer.param_groups]
         states = ((param, optimizer.state[param]) for group in groups for param in group if param in optimizer.state)
         state = by_name(optimizer, groups, states, self._names)
@@ -129,12 +117,12 @@ class Outer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not state:
             raise CheckpointError("the strategy had no outer optimizer and has one now. Use the strategy of the run.")
-        check_state(self._optimizer, self._names, state, "outer")
+        check_state(self.optimizer, self._names, state, "outer")
         settings = [
             {key: tuple(value) if isinstance(now.get(key), tuple) else value for key, value in saved.items()}
-            for now, saved in zip(self._optimizer.param_groups, state["groups"], strict=True)
+            for now, saved in zip(self.optimizer.param_groups, state["groups"], strict=True)
         ]
-        load_state(self._optimizer, self._names, {**state, "groups": settings})
+        load_state(self.optimizer, self._names, {**state, "groups": settings})
 
     @property
     def _names(self) -> dict[nn.Parameter, str]:
@@ -219,7 +207,7 @@ class Rounds(Strategy, ABC):
         if not self.due(counters, total, ends_epoch):
             return False
         if self._total:
-            replica.write(self._outer_step.step(replica, self._start, self._means, self._total))
+            replica.write(self._outer_step.step(replica, self._start, self._means))
             largest(self.comm, replica.counts)
             self._start.take(replica)
             if self.reset_inner:
@@ -284,6 +272,44 @@ class Periodic(Rounds):
 
     def ending(self, start: RoundStart) -> OuterStep:
         return Averaging() if self.outer is None else Outer(self.outer, start)
+
+
+class BlockMomentum(Rounds):
+    """v ← ηv + ζΔ̄; θ₀ ← θ₀ − v, with Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ, the mean change of the round that ends.
+
+    η is `momentum`, by default 1 − 1/W for W workers, so that each of them counts for as much as if it were alone;
+    ζ is `lr`. `nesterov` is torch's. `reset_inner`: the workers' own momentum begins anew with every round.
+    K. Chen and Q. Huo, "Scalable training of deep learning machines by incremental block training", ICASSP 2016.
+    """
+
+    def __init__(
+        self,
+        every: str | Length = "16 steps",
+        *,
+        momentum: float | None = None,
+        lr: float = 1.0,
+        nesterov: bool = False,
+        reset_inner: bool = True,
+    ) -> None:
+        super().__init__(of_rounds(every), reset_inner=reset_inner)
+        check_settings(lr, 0.0 if momentum is None else momentum)
+        self.momentum, self.lr, self.nesterov = momentum, lr, nesterov
+
+    def ending(self, start: RoundStart) -> OuterStep:
+        self._outer = Outer(self._sgd, start)
+        return self._outer
+
+    def _sgd(self, params: list[nn.Parameter]) -> Optimizer:
+        return SGD(params, lr=self.lr, **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        eta = 1 - 1 / self.comm.count if self.momentum is None else self.momentum
+        return {"momentum": eta, "nesterov": self.nesterov and eta > 0}
+
+    def _go_back(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        super()._go_back(state, own)
+        for group in self._outer.optimizer.param_groups:
+            group.update(self._settings())  # of the workers that there are now
 
 
 class DiLoCo(Rounds):
