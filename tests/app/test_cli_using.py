@@ -33,22 +33,25 @@ def scaled(fields):
 def jittered(fields, draws):
     return {**fields, "x": fields["x"] + 0.01 * draws.normal(2)}
 
-def flowers(file: str = "flowers.csv", drawn: bool = True) -> hr.Recipe:
+def flowers(file: str = "flowers.csv", drawn: bool = True, mapped: bool = True) -> hr.Recipe:
     """Trains on a table of flowers.
 
     Args:
         file: where they are.
         drawn: whether training rows are moved a little.
+        mapped: whether all rows are scaled.
     """
-    columns = {"x": ["long", "wide"], "kind": "kind"}
-    table = hr.map(hr.open_table(file, columns=columns, dtypes={"x": "float32"}), scaled)
-    train, val = hr.split(table, 0.8, 0.2)
-    train = hr.map(train, jittered) if drawn else train
+    def data():
+        columns = {"x": ["long", "wide"], "kind": "kind"}
+        table = hr.open_table(file, columns=columns, dtypes={"x": "float32"})
+        train, val = hr.split(hr.map(table, scaled) if mapped else table, 0.8, 0.2)
+        return hr.map(train, jittered) if drawn else train, val
+
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics=["accuracy"], target="kind")
-    return hr.Recipe(trainer, train, val, fit={"epochs": 3, "progress": False})
+    return hr.Recipe(trainer, data=data, fit={"epochs": 3, "progress": False})
 
 def sure() -> hr.Recipe:
     """Trains a model that says yes or no."""
@@ -118,6 +121,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         how = ["--progress", "off"]
         assert headrace("fit", "sines.py:small", "--run", "runs/sines", "--width", "6", *how) == 0
         assert headrace("fit", "garden.py:flowers", "--run", "runs/flowers", *how) == 0
+        assert headrace("fit", "garden.py:flowers", "--no-mapped", "--run", "plain", *how) == 0
         assert headrace("fit", "garden.py:sure", "--run", "runs/more/sure", *how) == 0
     finally:
         os.chdir(here)
@@ -134,7 +138,7 @@ def place(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Path:
 def loaded(run: str, recipe: str, arguments: dict[str, Any] | None = None) -> hr.Recipe:
     made = load_recipe(recipe, arguments)
     hr.load_weights(made.trainer.model, run, which="last")
-    return made
+    return made.open_data()
 
 
 def answer(capsys: Any, *words: object) -> Any:
@@ -612,52 +616,54 @@ def test_a_run_that_is_none_is_told_in_a_sentence(command: str, tmp_path: Path, 
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place with a run of flowers, new data, and neither the recipe nor the training data."""
-    shutil.copytree("runs/flowers", tmp_path / "run")
+    """A place with two runs of flowers, new data, and neither the recipe nor the training data."""
+    for run in ("plain", "flowers"):
+        shutil.copytree("plain" if run == "plain" else f"runs/{run}", tmp_path / run)
+        document = tmp_path / run / "recipe.json"
+        document.write_text(document.read_text().replace("garden.py", "gone.py"))
     pa.csv.write_csv(flowers(20).drop_columns(["kind", "noise"]), tmp_path / "new.csv")
-    document = tmp_path / "run" / "recipe.json"
-    document.write_text(document.read_text().replace("garden.py", "gone.py"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_run_predicts_without_recipe_and_training_data(alone: Path, trained: Path, capsys: Any) -> None:
-    assert "trust=True (--trust)" in refused(capsys, "predict", "run", "new.csv", "--out", "out.csv")
-    found = answer(capsys, "predict", "run", "--trust", "new.csv", "--out", "out.csv")
+    assert "trust=True (--trust)" in refused(capsys, "predict", "plain", "new.csv", "--out", "out.csv")
+    found = answer(capsys, "predict", "plain", "--trust", "new.csv", "--out", "out.csv")
     assert (found["rows"], found["columns"]) == (20, ["output", "class", "probability"])
     os.chdir(trained)
-    answer(capsys, "predict", "runs/flowers", "--trust", alone / "new.csv", "--out", alone / "beside.csv")
+    answer(capsys, "predict", "plain", "--trust", alone / "new.csv", "--out", alone / "beside.csv")
     assert (alone / "out.csv").read_text() == (alone / "beside.csv").read_text()
 
 
-def test_rows_that_are_not_there_are_not_made_up(alone: Path, capsys: Any) -> None:
-    made = hr.load("run", trust=True)
-    with pytest.raises(hr.SourceError, match=r"flowers\.csv is not there: the run has kept what it holds, and not its"):
-        made.trainer.validate(made.val)
-    assert "is not there" in refused(capsys, "validate", "run", "--trust")
+def test_what_needs_data_that_are_not_there_is_refused(alone: Path, capsys: Any) -> None:
+    assert "there is no file flowers.csv" in refused(capsys, "validate", "plain", "--trust")
+    said = refused(capsys, "predict", "flowers", "--trust", "new.csv", "--out", "out.csv")
+    assert "there is no file flowers.csv" in said, "it was mapped, and the maps come with its data"
 
 
 def test_a_recipe_that_is_named_needs_no_trust(alone: Path, trained: Path) -> None:
-    answers = hr.load("run", recipe=trained / "garden.py:flowers").predict("new.csv")  # the data are not there
-    expected = hr.load("run", trust=True).predict("new.csv")
+    answers = hr.load("plain", recipe=trained / "garden.py:flowers").predict("new.csv")  # the data are not there
+    expected = hr.load("plain", trust=True).predict("new.csv")
     assert torch.equal(answers.rows(0, 20)["output"], expected.rows(0, 20)["output"])
-    (alone / "run" / "recipe.py").unlink()
+    (alone / "plain" / "recipe.py").unlink()
     with pytest.raises(hr.RunError, match="has kept no source"):
-        hr.load("run", trust=True)
+        hr.load("plain", trust=True)
 
 
-def test_a_run_fills_nulls_and_maps_as_it_was_trained_without_its_data(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_maps_and_fills_nulls_as_it_was_trained(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fares.py").write_text(FARES)
     Path("fares.csv").write_text("age,home,y\n1,Bonn,a\n,Ulm,b\n4,,a\n5,Ulm,b\n")
     assert headrace("fit", "fares.py", "--run", "run", "--progress", "off") == 0
     Path("new.csv").write_text("home,age\nUlm,\n,2\nBonn,3\n")
-    expected = hr.load("run", trust=True).predict("new.csv")
+    made = hr.load("run", trust=True)
+    found = made.predict("new.csv")
+    assert found.categories == {"class": ["a", "b"]}
+    expected = made.trainer.model(torch.tensor([[10 / 3, 1.0], [2.0, 2.0], [3.0, 0.0]]))
+    assert torch.allclose(found.rows(0, 3)["output"], expected)
     Path("fares.csv").unlink()
-    found = hr.load("run", trust=True).predict("new.csv")
-    assert found.categories == expected.categories == {"class": ["a", "b"]}
-    for name in ("output", "class"):
-        assert torch.equal(found.rows(0, 3)[name], expected.rows(0, 3)[name])
+    with pytest.raises(hr.RunError, match=r"no file fares\.csv[\s\S]*let the recipe give its data as a function"):
+        hr.load("run", trust=True)
 
 
 ONE = """
@@ -723,14 +729,3 @@ def test_what_is_missing_in_a_file_is_filled_by_the_numbers_of_the_training_data
     assert answer(capsys, "validate", "run", "--trust", "scored.csv")["val/loss"] == pytest.approx(
         loss.item(), rel=1e-5
     )
-
-
-@pytest.mark.parametrize("files", ["Path().glob('fares*.csv')", "{'fares.csv', 'fares.csv'}", "Path('fares.csv')"])
-def test_a_run_keeps_what_files_hold_however_they_are_named(files: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = FARES.replace('open_table("fares.csv"', f"open_table({files}")
-    Path("fares.py").write_text("from pathlib import Path\n" + text)
-    Path("fares.csv").write_text("age,home,y\n1,Bonn,a\n,Ulm,b\n4,,a\n5,Ulm,b\n")
-    assert headrace("fit", "fares.py", "--run", "run", "--progress", "off") == 0
-    Path("new.csv").write_text("home,age\nUlm,\n,2\n")
-    assert hr.load("run", trust=True).predict("new.csv").categories == {"class": ["a", "b"]}

@@ -335,7 +335,7 @@ CONTENTS: dict[str, bytes | None] = {
     "a pipe": None,
     "a device": None,
 }
-DOCUMENTS = ("run.json", "recipe.json", "config.json", "data.json", "metrics.jsonl", "times.jsonl", "best/best.json")
+DOCUMENTS = ("run.json", "recipe.json", "config.json", "metrics.jsonl", "times.jsonl", "best/best.json")
 IN_CHECKPOINT = ("trainer.json", "rank-00000.json", "manifest.json", "COMMIT")
 
 

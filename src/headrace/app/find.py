@@ -13,13 +13,15 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import ConfigError, RunError, unknown
+from ..store import disk
 from ..store.document import SMALL_BYTES, parse_document, read_document
 from ..store.named import run_path
 from ..store.run import RUN, run_id
 from ..store.shape import DICT, TEXT, check
 from .parameters import from_yaml
-from .run_files import RECIPE_FILE, SOURCE, kept_source
 
+RECIPE_FILE, SOURCE = "recipe.json", "recipe.py"
+"""Where a run keeps the name and the arguments of its recipe, and its source."""
 _RECIPE = {"recipe": TEXT, "arguments": DICT, "fit": DICT}
 PARTS = ("arguments", "fit")
 """What a file of options may put under keys of their own, as a run does."""
@@ -95,7 +97,7 @@ def recipe_of(run: Path, given: str | None, trust: bool) -> tuple[str, dict[str,
             f"the recipe yourself: recipe='file.py' (--recipe file.py). Or read {run / SOURCE}, and allow that it is "
             "executed: trust=True (--trust)."
         )
-    return kept_source(run, document["recipe"]), arguments
+    return _saved_source(run, document["recipe"]), arguments
 
 
 def read_recipe(run: Path) -> dict[str, Any] | None:
@@ -113,6 +115,31 @@ def read_recipe(run: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(f"what {run} says of its recipe cannot be read: {error}") from None
     return found
+
+
+def save_source(run: Path, recipe: str) -> None:
+    """Copies the file of a recipe into the directory of a run."""
+    file = Path(recipe.partition(":")[0])
+    if file.absolute() != (run / SOURCE).absolute():
+        disk.write_file(run / SOURCE, file.read_bytes())
+
+
+def _saved_source(run: Path, recipe: str) -> str:
+    """The copy of the recipe in a run, with the name of its function."""
+    file = run / SOURCE
+    if not file.is_file() or file.is_symlink():
+        raise RunError(
+            f"{run} has kept no source of its recipe: it has no {SOURCE}. Name the recipe: --recipe file.py."
+        )
+    _, colon, function = recipe.partition(":")
+    return f"{file}{colon}{function}"
+
+
+def copy_recipe(run: Path, new: Path) -> None:
+    """Gives a run that was made from another the recipe of that one, so that its weights can be used."""
+    for name in (RECIPE_FILE, SOURCE):
+        if (run / name).is_file():
+            disk.write_file(new / name, (run / name).read_bytes())
 
 
 def read_file(file: str) -> dict[str, Any]:

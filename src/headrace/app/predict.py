@@ -10,11 +10,10 @@ from ..adapters.adapt import as_data
 from ..adapters.compose import map as map_rows
 from ..data.arrays import ArrayTable
 from ..data.encoding import Encoding
-from ..data.maps import Changed
+from ..data.maps import Changed, unwrapped
 from ..data.reader import Reader
 from ..data.source import Table
-from ..errors import ConfigError, SourceError
-from ..formats.described import unwrapped
+from ..errors import ConfigError, RunError, SourceError
 from ..formats.like import open_like
 from ..formats.table import open_table
 from ..loss.base import OF_CLASSES
@@ -29,11 +28,16 @@ CLASS, PROBABILITY = "class", "probability"
 def like_training(trainer: Trainer, train: Any, path: str, name: str, *, targets: bool = True) -> Table:
     """The rows of a file as the training data are; without `targets`, only what the model is given.
 
-    What `map` has made of the training data is made of these too.
+    The model knows how the data of its run were read. The maps of `train` are applied to these rows too.
     """
     table = _table(train)
-    encoding = trainer.encoding or (None if table is None else table.encoding)  # that of the run, if it has kept any
+    encoding = trainer.encoding or (None if table is None else table.encoding)
     if encoding is None:
+        if train is None:
+            raise RunError(
+                f"the run does not know how to read {path}: its training data were batches. Open the file, "
+                "hr.open_table(path, ...), and predict on the table."
+            )
         return open_table(path)
     changes = [] if table is None else unwrapped(table)[1]
     if len(changes) == len(encoding.maps):  # they are at hand

@@ -1,6 +1,6 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +10,8 @@ from torch import nn
 
 from ..adapters.adapt import as_data
 from ..data.arrays import ArrayTable
-from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, RunError
-from ..formats.described import Described, describing, standing_in
+from ..data.source import Table
+from ..errors import CheckpointError, ConfigError, CorruptError, DataError, HeadraceError, RunError
 from ..step import config
 from ..step.check import auto_device
 from ..step.weights import give_weights, load_weights, saved_weights
@@ -26,9 +26,8 @@ from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
-from .find import find_recipe, read_recipe, recipe_of
+from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of, save_source
 from .parameters import OF_A_RUN, parameters_of, typed
-from .run_files import RECIPE_FILE, keep_recipe, kept_files
 from .strategies import parse_strategy
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
@@ -36,20 +35,36 @@ LIMITS = ("epochs", "steps", "samples", "minutes")
 
 @dataclass(slots=True)
 class Recipe:
-    """A trainer, its data, and what to pass to `fit`."""
+    """A trainer, its data, and what to pass to `fit`.
+
+    Args:
+        trainer: as it is before the training.
+        train: the training data, as for `Trainer.fit`.
+        val: data to validate on.
+        test: data to score at the end.
+        fit: other arguments of `fit`, as `{"epochs": 5}`.
+        data: a function that returns `train`, or a tuple of up to three: train, val, test. It is called only where rows
+            are needed, so that a run predicts where its training data are not.
+    """
 
     trainer: Trainer
-    train: Any
+    train: Any = None
     val: Any = None
     test: Any = None
     fit: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[], Any] | None = None
     step: int | None = field(default=None, init=False)
     """The step that the weights are of, if a run has kept them."""
 
-    def open_train(self) -> None:
-        """Opens the training data if they are given by the name of a file."""
+    def open_data(self) -> "Recipe":
+        """Calls `data`, if it has not been called, and opens the training data if they are a path; the recipe."""
+        if self.data is not None:
+            made, self.data = self.data(), None
+            parts = made if isinstance(made, tuple) else (made,)
+            self.train, self.val, self.test = [*parts, None, None][:3]
         if isinstance(self.train, str | Path):
             self.train = as_data(self.train)
+        return self
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> ArrayTable:
         """What the model says of every row, as columns: `output`, or the names of several outputs, and of a classifier
@@ -57,19 +72,23 @@ class Recipe:
 
         `data`: what `Trainer.predict` takes, or the name of a file, which is read as the training data were.
         """
-        from .predict import answers_of, like_training  # they import all formats of files
+        from .predict import answers_of  # it imports all formats of files
 
         if isinstance(data, str | Path):
-            if self.train is None:
-                raise RunError(
-                    f"the run does not know how to read {data}: its training data were batches. Open the file, "
-                    "hr.open_table(path, ...), and predict on the table."
-                )
-            data = like_training(self.trainer, self.train, str(data), "predict", targets=False)
+            data = self.read(data, "predict", targets=False)
         return answers_of(self.trainer, self.train, self.trainer.predict(data, batch_size=batch_size))
+
+    def read(self, path: str | Path, name: str, *, targets: bool = True) -> Table:
+        """The rows of a file, read as the training data were; without `targets`, only what the model is given."""
+        from .predict import like_training
+
+        if self.trainer.encoding is None or self.trainer.encoding.maps:
+            self.open_data()
+        return like_training(self.trainer, self.train, str(path), name, targets=targets)
 
     def run(self, **options: Any) -> History:
         """Trains; `options` go before the recipe's own."""
+        self.open_data()
         return self.trainer.fit(self.train, self.val, self.test, **{**self.fit, **options})
 
 
@@ -142,15 +161,11 @@ def _of_recipe(run: Path, given: str | None, which: str | int | None, trust: boo
     """A run, with the model that a recipe makes."""
     name, arguments = recipe_of(run, given, trust)
     try:
-        with standing_in(kept_files(run)):
-            made = load_recipe(name, arguments)
-            made.open_train()
-    except FileNotFoundError as error:
-        if isinstance(error, HeadraceError):
-            raise
+        made = load_recipe(name, arguments)
+    except (FileNotFoundError, DataError) as error:
         raise RunError(
-            f"the recipe {name} reads a file that is not there: {error}. Put it back, or open it by hr.open_table: "
-            "the run keeps what such files hold, as far as predictions need it."
+            f"the recipe {name} cannot read its data: {error} To predict without them, let the recipe give its data "
+            "as a function, hr.Recipe(trainer, data=...)."
         ) from error
     made.step = load_weights(made.trainer.model, run, which=which)
     return made
@@ -163,10 +178,7 @@ def _of_model(run: Path, given: nn.Module | Trainer, which: str | int | None) ->
     data = codec.decode(contents.document(TRAINER).get("data"), {})  # none if a loader gave batches
     data = check(data, maybe(DICT), contents.where(TRAINER, "data")) or {}
     trainer = given if isinstance(given, Trainer) else Trainer(given, inputs=data.get("inputs"))
-    encoding = trainer.encoding
-    made = Recipe(trainer, None)
-    if data and encoding is not None:
-        made.train = Described(str(data.get("path")), 0, encoding)
+    made = Recipe(trainer)
     made.step = contents.step
     return made
 
@@ -188,8 +200,7 @@ def made_again(run: Path, recipe: str | None, trust: bool) -> Recipe:
     name, arguments = recipe_of(run, recipe, trust)
     options = (read_recipe(run) or {"fit": {}})["fit"]
     with auto_device(options.get("device")):
-        made = load_recipe(name, arguments)
-        made.open_train()
+        made = load_recipe(name, arguments).open_data()
     if options.get("strategy"):
         set_strategy(made.trainer, parse_strategy(options["strategy"]))
     made.fit = {"val": made.val, "callbacks": made.fit.get("callbacks", ())}
@@ -198,9 +209,8 @@ def made_again(run: Path, recipe: str | None, trust: bool) -> Recipe:
 
 def run_recipe(training: Training) -> Trained:
     """In a worker: trains a recipe."""
-    with describing() as files, auto_device(training.device):
-        made = load_recipe(training.recipe, training.arguments)
-        made.open_train()
+    with auto_device(training.device):
+        made = load_recipe(training.recipe, training.arguments).open_data()
     if training.device not in (None, "auto", str(made.trainer.device), made.trainer.device.type):
         raise ConfigError(
             f"--device {training.device}: the recipe trains on {made.trainer.device}, which it names itself. Leave "
@@ -214,7 +224,7 @@ def run_recipe(training: Training) -> Trained:
     if run is not None and Runs.are_at(run):
         fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(changed_arguments, arguments=training.arguments)))
     if run is not None:
-        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training, files)]
+        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training)]
     elif training.needs_run:
         raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
@@ -271,8 +281,8 @@ class _RecipeWriter(Callback):
 
     everywhere = False
 
-    def __init__(self, run: str | Path, training: Training, files: Sequence[Described]) -> None:
-        self._run, self._training, self._files = run, training, files
+    def __init__(self, run: str | Path, training: Training) -> None:
+        self._run, self._training = run, training
 
     def on_fit_start(self, info: Info) -> None:
         name = _chosen(self._run, info.run)
@@ -281,6 +291,6 @@ class _RecipeWriter(Callback):
         text = readable(self._training.document)
         try:
             disk.write_file(path, text)
-            keep_recipe(run, self._training.recipe, self._files)
+            save_source(run, self._training.recipe)
         except OSError as error:
             raise disk.failure(error, f"writing {path}", run, len(text)) from error

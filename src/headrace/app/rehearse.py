@@ -52,7 +52,7 @@ def rehearse(
 
 def _train(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tuple[Sequence[Any], Callable[[], Any]]:
     """Trains in a virtual worker; the reported rows, and a function that gives the use of time at the end."""
-    made, comm = load_recipe(recipe), here()
+    made, comm = load_recipe(recipe).open_data(), here()
     assert isinstance(comm, SimComm)
     data = as_data(made.train)
     if isinstance(data, Table) and len(data) < comm.count:

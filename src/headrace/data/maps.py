@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
@@ -58,7 +57,7 @@ class Mapped(Changed):
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table, change)
         self._lengths: dict[str, Tensor] = {}
-        with _probe(), _drawing_nothing(change):
+        with _drawing_nothing(change):
             self.learn(self.rows(0, min(PROBE, len(table))))
 
     def take(self, indices: Tensor) -> Batch:
@@ -86,8 +85,7 @@ class Augmented(Changed):
         super().__init__(table, change)
         self.augments, self._with_draws = where, takes_draws(change)
         self.encoding = table.encoding  # other data are read without it
-        with _probe():
-            first = owned(table.rows(0, min(PROBE, len(table))))
+        first = owned(table.rows(0, min(PROBE, len(table))))
         self._lengths_before = _lengths_of(first.fields)
         with _drawing_nothing(change):
             self.learn(Batch(self.augment(first.fields, Draws.at(0, [(0, 0, first.rows)])), first.rows))
@@ -145,8 +143,7 @@ def check_rows_stay_apart(table: Table) -> None:
     while isinstance(table, Wrapper):
         stop = min(PROBE, len(table))
         if isinstance(table, Mapped) and stop > 1:
-            with _probe():
-                together, apart = table.rows(0, stop), [table.rows(0, stop // 2), table.rows(stop // 2, stop)]
+            together, apart = table.rows(0, stop), [table.rows(0, stop // 2), table.rows(stop // 2, stop)]
             for name, field in together.fields.items():
                 one, other = tensors_of(field), tensors_of(cat([batch[name] for batch in apart]))
                 if [*map(_bits, one)] != [*map(_bits, other)]:
@@ -166,21 +163,14 @@ def owned(batch: Batch) -> Batch:
     return Batch({name: map_tensors(field, torch.clone) for name, field in batch.fields.items()}, batch.rows)
 
 
-_probing: ContextVar[bool] = ContextVar("probing", default=False)
-
-
-def probing() -> bool:
-    """Whether rows are read only to see what streams a map makes of them."""
-    return _probing.get()
-
-
-@contextmanager
-def _probe() -> Iterator[None]:
-    token = _probing.set(True)
-    try:
-        yield
-    finally:
-        _probing.reset(token)
+def unwrapped(table: Table) -> tuple[Table, list[Mapped]]:
+    """The table below views and maps, and the maps, the innermost first, without those of training rows only."""
+    changes: list[Mapped] = []
+    while isinstance(table, Wrapper) and not hasattr(table, "files"):
+        if isinstance(table, Mapped):
+            changes.insert(0, table)
+        table = table.table
+    return table, changes
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from ..data.source import Table, fingerprint_of
 from ..data.views import Wrapper
 from ..errors import ConfigError, DataError
 from .cache import cached, free_bytes
-from .described import opened
 from .encode import Columns as ColumnsOf
 from .encode import Encoder, Request
 from .frames import is_frame, read_frame, where_of
@@ -27,7 +26,7 @@ def open_by(data: Any, request: Request) -> Table:
     """Opens files or a frame as a request says."""
     if is_frame(data):
         return open_frame(data, request)
-    return opened(data, lambda: open_files(find(data), request))
+    return open_files(find(data), request)
 
 
 def column_names(data: Any) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..arena.vectors import plain_name
 from ..data.batch import Stream
+from ..data.maps import unwrapped
 from ..data.reader import Reader
 from ..data.source import Source
 from ..errors import CheckpointError, ConfigError, DataError
@@ -348,8 +349,9 @@ def _description_of(train: Source, trainer: Trainer) -> dict[str, Any] | None:
     reader = train.reader if isinstance(train, Leased) else train
     if not isinstance(reader, Reader):
         return None
-    from ..formats.described import description_of  # only here: it imports what reads files
-
     call = next(iter(trainer.eval_objectives.values())).call
     names = [stream.name for stream in reader.streams if stream.name not in call.targets]
-    return description_of(reader.table, names if call.inputs is None else config.plain(call.inputs))
+    base, _ = unwrapped(reader.table)
+    files = getattr(base, "files", None)
+    path = str(files[0]) if files else "the training data"
+    return {"path": path, "rows": len(base), "inputs": names if call.inputs is None else config.plain(call.inputs)}

@@ -123,8 +123,7 @@ def _find_of_run(words: Sequence[str]) -> Found:
     """The recipe of the run that the first word names, and the options of the run."""
     if not words or words[0].startswith("-"):
         return Found()
-    from ..find import find_recipe, recipe_of
-    from ..run_files import RECIPE_FILE
+    from ..find import RECIPE_FILE, find_recipe, recipe_of
 
     run, recipe = words[0], _value_of(words, "--recipe")
     folder = run_path(run)

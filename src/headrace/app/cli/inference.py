@@ -34,10 +34,8 @@ def validate(
         batch_size: rows that the model sees at once
         json: print JSON, for a program to read
     """
-    from ..predict import like_training
-
     made = weights.load(run)
-    scored = getattr(made, on) if data is None else like_training(made.trainer, made.train, data, on)
+    scored = getattr(made.open_data(), on) if data is None else made.read(data, on)
     if scored is None:
         raise ConfigError(f"the recipe has no {on} data. Name a file: headrace validate RUN DATA.")
     scores = made.trainer.validate(scored, on, batch_size=batch_size)
@@ -72,10 +70,10 @@ def predict(
     if out.exists() and Path(data).exists() and out.samefile(data):
         raise ConfigError(f"--out {out} is the file to be read. Name another.")
     from ...adapters.compose import head
-    from ..predict import like_training, outputs_in
+    from ..predict import outputs_in
 
     made = weights.load(run)
-    rows = like_training(made.trainer, made.train, data, "predict", targets=False)
+    rows = made.read(data, "predict", targets=False)
     if len(rows):
         with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
             _write(made.predict(head(rows, 1)), Path(room, f"first{out.suffix}"))

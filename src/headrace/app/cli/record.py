@@ -140,8 +140,8 @@ def without(of: str, /, *, rows: str, run: str, how: How = PLAINLY) -> int:
         raise UsageError(f"--rows is numbers of rows, as in 13579,7; got {rows!r}.")
     made = how.make(of)
     last = _record(of).without(list(map(int, rows.split(","))), made.trainer, made.train, run=run, **made.fit).last
-    from ..run_files import pass_on
+    from ..find import copy_recipe
 
-    pass_on(Path(of), Path(run))
+    copy_recipe(Path(of), Path(run))
     print_result(how.json, last | {"run": run}, f"{run}: {last['step']} updates without rows {rows}")
     return 0

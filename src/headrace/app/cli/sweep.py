@@ -221,8 +221,7 @@ class _Trials:
 def _is_finished(path: Path, training: "Training") -> bool:
     """Whether a run has all that is asked for: neither its recipe nor the options of the training have changed."""
     from ...watch.report.read import read
-    from ..find import read_recipe
-    from ..run_files import SOURCE
+    from ..find import SOURCE, read_recipe
 
     document = read_recipe(path)
     if document is None or document["fit"] != encoded(training.document["fit"]):
