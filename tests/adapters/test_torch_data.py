@@ -371,4 +371,6 @@ def test_batches_of_a_collate_function_are_those_of_its_rows_and_shared_out() ->
     halves = [part.pull(4, hr.Shard(k, 2)) for k, part in enumerate(parts)]
     assert [half["ids"].shape for half in halves] == [(2, 4), (2, 4)], "padded as in the batch"
     assert {half.total for half in halves} == {4}
-    check_source(lambda: hr.from_dataset(Sentences(), collate=padded))
+    rows = [{"y": k, "x": float(k)} for k in range(22)]
+    columns = lambda samples: {name: torch.tensor([each[name] for each in samples]) for name in ("x", "y")}  # noqa: E731
+    check_source(lambda: hr.from_dataset(rows, collate=columns))
