@@ -204,7 +204,7 @@ def test_a_pair_is_x_and_y_whatever_holds_the_numbers() -> None:
     for x in xs:
         for y in (targets, frame["y"], targets.tolist(), frame[["y"]]):
             batch = as_table((x, y)).rows(0, 3)
-            assert [list(batch), batch["y"].flatten().tolist()] == [["x", "y"], targets.tolist()]
+            assert [list(batch.fields), batch["y"].flatten().tolist()] == [["x", "y"], targets.tolist()]
             held = batch["x"]
             assert (held.to_dense() if isinstance(held, Sparse) else held).tolist() == rows.tolist()
 

@@ -125,7 +125,7 @@ def test_a_batch_counts_its_rows_and_names_its_streams() -> None:
     batch = make(10)
     assert (batch.rows, batch.total, batch.items("x")) == (10, 10, 10)
     assert (batch.cursor, batch.ends_epoch) == (None, False)
-    assert list(batch) == ["x", "y"]
+    assert list(batch.fields) == ["x", "y"]
     assert "x" in batch
     assert "z" not in batch
     assert repr(batch) == "Batch(10 rows, x=(10, 2), y=(10,))"
@@ -154,7 +154,7 @@ def test_microbatches_are_views_that_keep_the_total(rows: int, expected: list[in
     parts = batch.split(rows)
     assert [part.rows for part in parts] == expected
     assert all(part.total == 30 for part in parts)
-    for name in batch:
+    for name in batch.fields:
         assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
         assert {p[name].untyped_storage().data_ptr() for p in parts} == {batch[name].untyped_storage().data_ptr()}
     parts[-1]["y"][-1] = 77

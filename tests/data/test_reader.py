@@ -33,7 +33,7 @@ def rest(source: hr.Source, size: int = 4) -> list[hr.Batch]:
 
 def seen(batch: hr.Batch) -> dict[str, Any]:
     """Everything that there is to a batch, for comparison."""
-    fields = {name: batch[name].tolist() for name in batch}
+    fields = {name: batch[name].tolist() for name in batch.fields}
     return {**fields, "rows": batch.rows, "total": batch.total, "cursor": batch.cursor, "ends": batch.ends_epoch}
 
 

@@ -101,7 +101,7 @@ def use(path: Path) -> None:
     some = min(len(found), 1000)
     batch = found.rows(0, some)
     found.take(torch.tensor([some - 1, 0]))
-    for name in batch:
+    for name in batch.fields:
         for tensor in tensors_of(batch[name]):
             tensor.sum()
     for stream in found.streams:

@@ -68,4 +68,4 @@ def plain(field: Any) -> Any:
 
 
 def contents(batch: hr.Batch) -> dict[str, Any]:
-    return {name: plain(batch[name]) for name in batch}
+    return {name: plain(batch[name]) for name in batch.fields}

@@ -193,9 +193,10 @@ def test_an_empty_list_is_no_data() -> None:
 
 def test_a_batch_is_its_fields_by_name() -> None:
     batch = hr.Batch({"x": X, "y": Y})
-    assert list(batch) == ["x", "y"]
-    assert dict.fromkeys(batch) == {"x": None, "y": None}
+    assert list(batch.fields) == ["x", "y"]
     assert "x" in batch
-    for unpack in (lambda: [y for x, y in [batch]], lambda: [rest for _, *rest in [batch]]):
-        with pytest.raises(hr.DataError, match=r"a batch is not unpacked.*x, y = batch\['x'\], batch\['y'\]"):
-            unpack()
+    for use in (lambda: [y for x, y in [batch]], lambda: [rest for _, *rest in [batch]], lambda: list(batch)):
+        with pytest.raises(
+            hr.DataError, match=r"a batch is not iterated or unpacked.*x, y = batch\['x'\], batch\['y'\]"
+        ):
+            use()

@@ -1,8 +1,6 @@
 """Streams, batches and macrobatches: a column of the data, some rows of every column, and a run of such batches."""
 
-import dis
 import operator
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,8 +16,6 @@ from .ragged import Ragged
 from .sparse import Sparse
 
 EVEN = 64  # bytes: where torch begins what it allocates
-_UNPACK = tuple(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
-"""What Python executes for `x, y = batch`, which would quietly get the names of streams for tensors."""
 ANY = -1
 """A size that differs between batches."""
 
@@ -115,8 +111,7 @@ def torch_dtype(name: str) -> torch.dtype:
 class Batch:
     """Rows of every stream by name, and the cursor that follows them.
 
-    As in a dict, `batch["x"]` is a stream, and a loop gives names; `x, y = batch` is refused, since it would give them
-    too.
+    `batch["x"]` is a stream, and `batch.fields` has all of them by name.
     `rows` counts the rows held here; `total` those of the whole update, over all microbatches and workers; `samples`
     those that all workers use meanwhile, also where each makes updates of its own.
     `cursor` is what to keep once the update has been applied; `ends_epoch` is true when the batch reaches
@@ -160,15 +155,10 @@ class Batch:
         return stream in self.fields
 
     def __iter__(self) -> Iterator[str]:
-        frame = sys._getframe(1)
-        if frame.f_code.co_code[frame.f_lasti] in _UNPACK:
-            names = list(self.fields)
-            left, right = ", ".join(names), ", ".join(f"batch[{name!r}]" for name in names)
-            raise DataError(
-                f"a batch is not unpacked: it gives the names of its streams, as a dict does. Write {left} = {right}, "
-                "or take batch.fields.values() in the order of the streams."
-            )
-        return iter(self.fields)
+        left, right = ", ".join(self.fields), ", ".join(f"batch[{name!r}]" for name in self.fields)
+        raise DataError(
+            f"a batch is not iterated or unpacked. Write {left} = {right}; batch.fields has the streams by name."
+        )
 
     def __repr__(self) -> str:
         shown = ((k, tuple(v.shape) if isinstance(v, Tensor) else v) for k, v in self.fields.items())
@@ -298,7 +288,7 @@ def concat(batches: Sequence[Batch]) -> dict[str, Field]:
     """The fields of several batches, one after the other."""
     if len(batches) == 1:
         return dict(batches[0].fields)
-    return {name: cat([b[name] for b in batches]) for name in batches[0]}
+    return {name: cat([b[name] for b in batches]) for name in batches[0].fields}
 
 
 def _to(field: Any, device: torch.device, non_blocking: bool) -> Any:

@@ -308,7 +308,7 @@ def check_batch(
     for stream in streams:
         if stream.name not in batch:
             raise SourceError(
-                f"{owner} declares stream {stream.name!r}, which is missing in a batch with {list(batch)}."
+                f"{owner} declares stream {stream.name!r}, which is missing in a batch with {list(batch.fields)}."
             )
         rows = batch[stream.name]
         if not has_rows(rows):

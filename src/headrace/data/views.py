@@ -87,11 +87,11 @@ class Concat(_Joined):
         back = np.empty(len(numbers), np.int64)
         back[order] = np.arange(len(numbers))
         places = torch.from_numpy(back)
-        return Batch({name: take(cat([p[name] for p in parts]), places) for name in parts[0]}, len(numbers))
+        return Batch({name: take(cat([p[name] for p in parts]), places) for name in parts[0].fields}, len(numbers))
 
     def rows(self, start: int, stop: int) -> Batch:
         parts = [self.tables[k].rows(a, b) for k, a, b in self._parts(start, stop)] or [self._first.rows(0, 0)]
-        return Batch({name: cat([part[name] for part in parts]) for name in parts[0]}, stop - start)
+        return Batch({name: cat([part[name] for part in parts]) for name in parts[0].fields}, stop - start)
 
     def lengths(self, stream: str) -> Tensor:
         return torch.cat([table.lengths(stream) for table in self.tables])
@@ -222,7 +222,7 @@ class Zipped(_Joined):
 
     @staticmethod
     def _joined(batches: Sequence[Batch]) -> Batch:
-        return Batch({name: batch[name] for batch in batches for name in batch}, batches[0].rows)
+        return Batch({name: batch[name] for batch in batches for name in batch.fields}, batches[0].rows)
 
 
 class OnDevice(Wrapper):

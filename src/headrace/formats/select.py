@@ -221,8 +221,9 @@ def _lost(rows: Tensor, cast: Tensor) -> Tensor | None:
     if cast.dtype.is_floating_point or cast.dtype.is_complex:
         if not fractions:
             return _inexact(rows.numpy(), torch.finfo(cast.dtype))
-        narrower = torch.finfo(cast.dtype).max < torch.finfo(rows.dtype).max
-        return rows.isfinite() & ~cast.isfinite() if narrower else None
+        if torch.finfo(cast.dtype).max >= torch.finfo(rows.dtype).max or bool(cast.isfinite().all()):
+            return None
+        return rows.isfinite() & ~cast.isfinite()
     fits = torch.iinfo(cast.dtype)
     if fractions:
         return ~((rows >= fits.min) & (rows < float(fits.max) + 1) & (rows == rows.trunc()))

@@ -141,7 +141,7 @@ def _in_batches(blocks: Callable[[], Iterator[Batch]], data: Any, create: Callab
     if first is None:
         raise DataError("there are no batches to write: nothing says what their streams are.")
     categories = data.categories if isinstance(data, Table) else {}
-    ones = set() if isinstance(data, Iterator) else {name for name in first if only_ones(first[name])}
+    ones = set() if isinstance(data, Iterator) else {name for name in first.fields if only_ones(first[name])}
     for _ in range(1 + bool(ones)):
         schema = schema_of(first.streams, ones, categories)
         with create(schema) as writer:

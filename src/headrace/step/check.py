@@ -358,7 +358,7 @@ def finite(source: Source, name: str) -> None:
     table = source.table
     for start in range(0, len(table), SCAN_ROWS):
         batch = table.rows(start, min(len(table), start + SCAN_ROWS))
-        for stream in batch:
+        for stream in batch.fields:
             bad = _not_finite(batch[stream])
             if len(bad):
                 raise DataError(

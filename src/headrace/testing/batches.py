@@ -269,7 +269,7 @@ class Pulls:
         trial.call("streams", what, check_batch, batch, self.streams, type(source).__name__)
         names = [stream.name for stream in self.streams]
         trial.uncompared(batch)
-        extra = [name for name in batch if name not in names]
+        extra = [name for name in batch.fields if name not in names]
         trial.that("streams", not extra, what, f"the streams {names}", f"{extra} beside them")
         trial.that("rows", shard.count > 1 or batch.rows > 0, what, "rows, or None at the end", batch)
         trial.that("rows", shard.count > 1 or batch.total == batch.rows, what, f"total={batch.rows}", batch.total)

@@ -207,7 +207,7 @@ class _Tried:
         """Raises unless a batch holds the declared streams and no others."""
         self._trial.call("streams", what, check_batch, batch, self.streams, type(self.table).__name__)
         self._trial.uncompared(batch)
-        extra = sorted(set(batch) - {stream.name for stream in self.streams})
+        extra = sorted(set(batch.fields) - {stream.name for stream in self.streams})
         self._trial.that("streams", not extra, what, "the declared streams", f"{extra} beside them")
 
     def _is(self, indices: Tensor, batch: Batch, promise: str, where: str) -> None:
