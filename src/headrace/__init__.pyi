@@ -89,6 +89,7 @@ from .watch.measuring import Timer as Timer
 from .watch.progress import Progress as Progress
 from .watch.tensorboard import TensorBoard as TensorBoard
 from .watch.trackers import MLflow as MLflow
+from .watch.trackers import Tracker as Tracker
 from .watch.trackers import WandB as WandB
 from .workers.centered import Centered as Centered
 from .workers.elastic import Elastic as Elastic

@@ -85,6 +85,7 @@ PUBLIC = [
     "Term",
     "Terms",
     "Timer",
+    "Tracker",
     "Trainer",
     "WSD",
     "WandB",

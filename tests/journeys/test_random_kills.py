@@ -114,3 +114,33 @@ def test_the_report_has_every_step_that_was_due_once() -> None:
     assert sorted(set(steps)) == due
     assert [step for step in steps if steps.count(step) > 1] == [trainees.STEPS] * 2, "the test's scores come apart"
     assert all("train/loss" in row or "test/loss" in row for row in rows)
+
+
+def train_on_a_mixture(run: str, changes: bool) -> None:
+    """Rows of two tables, whose shares may change twice within the training."""
+    rows = trainees.Rows(60).take(torch.arange(60))
+    tables = [hr.ArrayTable({name: rows[name][part] for name in rows}) for part in (slice(40), slice(40, 60))]
+    weights = {0: [9, 1], "7 steps": [1, 1], "18 steps": [1, 3]} if changes else [9, 1]
+    mixture = hr.mix(tables, weights, rows=40, batch_size=trainees.BATCH)
+    trainer = trainees.trainer()
+    trainees.fit(trainer, run, mixture, callbacks=[hr.Lambda(on_step_end=lambda info: tell(f"step {info.step}"))])
+    tell("digest " + trainees.digest(trainer))
+
+
+def digest_of(run: Path, changes: bool = True) -> str:
+    with start(train_on_a_mixture, run.parent, run, changes) as child:
+        child.until("digest")
+        assert child.ending() == 0, child.output
+        return child.told[-1]
+
+
+@pytest.mark.slow
+def test_a_training_on_a_mixture_that_changes_goes_on_after_kills(tmp_path: Path) -> None:
+    for step in (3, 6, 9, 17, 22):
+        with start(train_on_a_mixture, tmp_path, tmp_path / "killed", True) as child:
+            child.until(f"step {step}")
+            child.kill()
+            assert child.ending() == -9
+    expected = digest_of(tmp_path / "undisturbed")
+    assert digest_of(tmp_path / "killed") == expected
+    assert digest_of(tmp_path / "constant", changes=False) != expected, "the control"
