@@ -1,7 +1,7 @@
 """Costs by PuzzleLib's names: what they train on, what they report, and how a validation counts errors."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -143,7 +143,8 @@ class BCE(Cost):
 
     def check(self, pred: Any, target: Any) -> None:
         super().check(pred, target)
-        _labels(self, target, pred.numel() // len(pred))
+        if target.numel() != len(target) * (places := pred.numel() // len(pred)):
+            raise DataError(f"BCE: labels of shape {list(target.shape)}. Expected {places} for each sample.")
 
 
 class CrossEntropy(Cost):
@@ -237,33 +238,31 @@ class Multi(Cost):
             cost.check(each, wanted)
 
 
+def made(what: str, given: Any, base: Any, kinds: Sequence[Any], others: str) -> Any:
+    """A cost or an optimizer, or the one of this name with its defaults; `others`: what to do with any other."""
+    if isinstance(given, base):
+        return given
+    known = {kind.__name__.lower(): kind for kind in kinds}
+    names = ", ".join(kind.__name__ for kind in kinds)
+    if not isinstance(given, str):
+        came = f"{type(given).__module__}.{type(given).__name__}"
+        raise ConfigError(f"{what}= is one of PuzzleLib's or its name, got a {came}. Known: {names}. {others}")
+    if given.lower() not in known:
+        raise ConfigError(f"there is no {what} {given!r}. Known: {names}. {others}")
+    return known[given.lower()]()
+
+
 def by_name(cost: Any) -> Cost:
     """A cost, or the one of this name."""
-    if isinstance(cost, Cost):
-        return cost
     kinds = (BCE, SVM, Abs, CrossEntropy, MSE, SmoothL1)
-    known: dict[str, Callable[[], Cost]] = {kind.__name__.lower(): kind for kind in kinds}
-    names = ", ".join(kind.__name__ for kind in kinds)
-    if not isinstance(cost, str):
-        raise ConfigError(
-            f"cost= is one of PuzzleLib's or its name, got a {type(cost).__module__}.{type(cost).__name__}. "
-            f"Known: {names}. Losses of torch are for hr.Trainer."
-        )
-    if cost.lower() not in known:
-        raise DataError(f"there is no cost {cost!r}. Known: {names}. Others derive from Cost, and give errors().")
-    return known[cost.lower()]()
+    found: Cost = made("cost", cost, Cost, kinds, "Others derive from Cost. Losses of torch are for hr.Trainer.")
+    return found
 
 
 def _first(data: Any) -> Any:
     while isinstance(data, list | tuple):
         data = data[0]
     return data
-
-
-def _labels(cost: Cost, target: Any, places: int) -> None:
-    if target.numel() != len(target) * places:
-        came = list(target.shape)
-        raise DataError(f"{type(cost).__name__}: labels of shape {came}. Expected {places} for each sample.")
 
 
 def _number(value: Any) -> Any:

@@ -11,6 +11,7 @@ from ...arena.momentum import MomentumSGD as LearnRateInside
 from ...errors import ConfigError
 from ...train.trainer import Trainer as NativeTrainer
 from ..hints import hint
+from .costs import made
 
 _SAVED = "an optimizer is saved with its run: hr.Trainer(...).fit(data, run='runs/name')"
 Rule = Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None]
@@ -258,19 +259,8 @@ class _Ruled(torch.optim.Optimizer):
 
 def by_name(optimizer: Any) -> Optimizer:
     """An optimizer, or the one of this name with its defaults."""
-    if isinstance(optimizer, Optimizer):
-        return optimizer
     kinds = (SGD, MomentumSGD, NesterovSGD, AdaGrad, AdaDelta, RMSProp, Adam)
-    known: dict[str, Any] = {kind.__name__.lower(): kind for kind in kinds}
-    names = ", ".join(kind.__name__ for kind in kinds)
-    if not isinstance(optimizer, str):
-        raise ConfigError(
-            f"optimizer= is one of PuzzleLib's or its name, got a {type(optimizer).__module__}."
-            f"{type(optimizer).__name__}. Known: {names}. Optimizers of torch are for hr.Trainer."
-        )
-    if optimizer.lower() not in known:
-        raise ConfigError(f"there is no optimizer {optimizer!r}. Known: {names}.")
-    found: Optimizer = known[optimizer.lower()]()
+    found: Optimizer = made("optimizer", optimizer, Optimizer, kinds, "Optimizers of torch are for hr.Trainer.")
     return found
 
 
