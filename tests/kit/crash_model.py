@@ -46,14 +46,6 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Swap:
-    """A directory in which two names change places: what each of them names afterwards."""
-
-    directory: int
-    names: tuple[tuple[str, int], tuple[str, int]]
-
-
-@dataclass(frozen=True)
 class Bytes:
     """Bytes of a file, from an offset on."""
 
@@ -76,7 +68,7 @@ class Returned:
     step: int
 
 
-Change = Names | Swap | Bytes | Synced | Returned
+Change = Names | Bytes | Synced | Returned
 
 
 class Story:
@@ -134,14 +126,9 @@ class Story:
             elif operation == "sync_dir":
                 if path.is_relative_to(self.root):
                     self.changes.append(Synced(find(path)))
-            elif operation in ("rename", "replace"):
+            elif operation == "replace":
                 assert path.parent == arguments[1].parent, "between directories it would be two changes"
                 rename(path, path.name, arguments[1].name, find(path))
-            elif operation == "exchange":
-                if arguments[-1]:
-                    swap = Swap(find(path.parent), ((path.name, find(arguments[1])), (arguments[1].name, find(path))))
-                    names[swap.directory].update(swap.names)
-                    self.changes.append(swap)
             elif operation in ("unlink", "remove_dir"):
                 rename(path, path.name, None, find(path))
             else:
@@ -173,8 +160,6 @@ class Story:
                     entries.pop(change.gone, None)
                 if change.come is not None:
                     entries[change.come] = change.what
-            elif isinstance(change, Swap) and n not in lost:
-                directories[change.directory].update(change.names)
             elif isinstance(change, Bytes):
                 data = _instead(change.data, lost.get(n))
                 if data:
@@ -225,7 +210,7 @@ def build(tree: Tree, root: Path) -> None:
 
 
 def _place(change: Change) -> int:
-    return change.directory if isinstance(change, Names | Swap) else change.file if isinstance(change, Bytes) else -1
+    return change.directory if isinstance(change, Names) else change.file if isinstance(change, Bytes) else -1
 
 
 def _instead(data: bytes, lost: str | None) -> bytes:

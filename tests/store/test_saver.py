@@ -1,13 +1,11 @@
 """The saver writes beside the training, one thing at a time, and no failure is lost."""
 
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
 
 import pytest
-from kit.forked import start
+from kit.forked import start_script
 
 from headrace.store.snapshot import Saver
 
@@ -15,20 +13,6 @@ LIMIT_S = 10.0
 
 
 def test_a_write_goes_on_beside_its_caller_and_wait_waits_for_it() -> None:
-    saver, go, written = Saver(), threading.Event(), list[str]()
-
-    def write() -> None:
-        assert go.wait(LIMIT_S)
-        written.append(threading.current_thread().name)
-
-    saver.start(write)
-    assert written == [], "start returned before the write was done"
-    go.set()
-    saver.wait()
-    assert written == ["headrace-save"]
-
-
-def test_wait_is_not_over_before_the_write_is() -> None:
     saver, go, order = Saver(), threading.Event(), list[str]()
 
     def write() -> None:
@@ -42,6 +26,7 @@ def test_wait_is_not_over_before_the_write_is() -> None:
 
     waiting = threading.Event()
     saver.start(write)
+    assert order == [], "start returned before the write was done"
     waiter = threading.Thread(target=wait)
     waiter.start()
     assert waiting.wait(LIMIT_S)
@@ -104,41 +89,20 @@ def test_no_kind_of_failure_is_lost(kind: type[BaseException]) -> None:
         saver.wait()
 
 
-def test_waiting_for_nothing_returns() -> None:
-    Saver().wait()
-
-
-def write_at_the_end(path: str) -> None:
-    """The write goes on only once the main thread is about to end."""
-
-    def write() -> None:
-        threading.main_thread().join()
-        Path(path).write_text("all of it")
-
-    Saver().start(write)
-
-
-def test_a_process_that_ends_waits_for_the_write(tmp_path: Path) -> None:
-    with start(write_at_the_end, tmp_path, tmp_path / "written") as child:
-        assert child.ending() == 0, child.output
-    assert (tmp_path / "written").read_text() == "all of it"
-
-
-@pytest.mark.slow
-def test_an_interpreter_of_its_own_that_ends_waits_for_the_write(tmp_path: Path) -> None:
-    program = f"""
+def test_an_interpreter_that_ends_waits_for_the_write(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"""
 import threading
-import warnings
 from pathlib import Path
-from headrace.store.snapshot import Saver
+from headrace.store.snapshot import Saver, beside
 
 def write():
     threading.main_thread().join()
-    Path({str(tmp_path / "written")!r}).write_text("all of it")
+    Path({str(tmp_path / "written")!r}).write_text(beside(lambda: "all of it")())
 
 Saver().start(write)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+""")
+    with start_script(tmp_path / "script.py") as child:
+        assert child.ending() == 0, child.output
     assert (tmp_path / "written").read_text() == "all of it"
 
 

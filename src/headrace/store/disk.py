@@ -69,13 +69,8 @@ def sync_dir(path: Path) -> None:
     perform("sync_dir", _sync_dir, path)
 
 
-def rename(source: Path, target: Path) -> None:
-    """Gives a file or a directory another name; raises FileExistsError where there is something of that name."""
-    perform("rename", _rename_new, source, target)
-
-
 def replace(source: Path, target: Path) -> None:
-    """Gives a file another name, in place of what has that name."""
+    """Gives a file another name, in place of what has that name, or a directory a name that is free."""
     perform("replace", system.patient(os.replace), source, target)
 
 
@@ -281,9 +276,3 @@ def _sync_dir(path: Path) -> None:
         _naming(path, system.sync, fd)
     finally:
         os.close(fd)
-
-
-def _rename_new(source: Path, target: Path) -> None:
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    system.patient(os.rename)(source, target)

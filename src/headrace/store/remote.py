@@ -39,7 +39,6 @@ class Remote:
     def __init__(self, url: str, patience_s: float = PATIENCE_S) -> None:
         self.url, self.patience_s = url.rstrip("/"), patience_s
         self._fs, self._root = _file_system(self.url)
-        self.closing = False  # whether a call that fails is not tried again
 
     def objects(self) -> dict[str, Object]:
         """All objects: a request for each thousand."""
@@ -113,7 +112,7 @@ class Remote:
                 passed = time.monotonic() - began
                 if isinstance(error, FileNotFoundError | FileExistsError):
                     raise
-                if self.closing or passed > self.patience_s or _is_final(error):
+                if passed > self.patience_s or _is_final(error):
                     raise RunError(f"{what} in {self.url} failed: {type(error).__name__}: {error}") from error
                 if passed > SAID_AFTER_S and not said:
                     said = True

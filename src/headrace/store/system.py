@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 PATIENCE_S = 2.0  # for another program that has a file open, where that keeps the file from being renamed
-_seeking = threading.Lock()
 
 
 def _module(name: str) -> Any:
@@ -90,15 +89,6 @@ def patient(call: Callable[..., None]) -> Callable[..., None]:
             time.sleep(0.02)
 
     return persist
-
-
-def read_at(descriptor: int, length: int, start: int) -> bytes:
-    """Up to `length` bytes of an open file, from any thread."""
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, length, start)
-    with _seeking:
-        os.lseek(descriptor, start, os.SEEK_SET)
-        return os.read(descriptor, length)
 
 
 def cores() -> int:

@@ -46,7 +46,7 @@ def make(target: Path) -> list[Path]:
         disk.make_dirs(beside)
         for at, text in texts.items():
             disk.write_file(beside / at, re.sub(r"\bNAME\b|(?<=_)NAME\b", name, text).encode())
-        disk.rename(beside, target)
+        disk.replace(beside, target)
     except OSError as error:
         with suppress(OSError):
             disk.remove_tree(beside)
