@@ -29,7 +29,7 @@ class Counted:
 
         def counted(made: Made, batch: hr.Batch) -> Any:
             outcome, again = call(made, batch), hasattr(made, "was_made")
-            if isinstance(made._passes, Replay) and outcome is not None:
+            if isinstance(made._pass, Replay) and outcome is not None:
                 self.made += again
                 self.alone += not again
                 made.was_made = True  # type: ignore[attr-defined]
@@ -229,15 +229,27 @@ def like_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("like_torchs")
-def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(counted: Counted) -> None:
-    ends = []
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (OSError("no more"), OSError, "no more"),
+        (RuntimeError("CUDA out of memory"), hr.OutOfMemoryError, "memory ran out while the optimizer stepped"),
+    ],
+)
+def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(
+    error: BaseException, kind: Any, message: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fails, "error", error)
+    ends, messages = [], []
     for driven in (True, False):
         trainer = make(normalised, Fails)
-        with pytest.raises(OSError, match="no more"):
+        with pytest.raises(kind, match=message) as caught:
             trained(trainer, driven)
         assert all(param.grad is None for param in trainer.model.parameters())
         ends.append([value.clone() for value in trainer.model.state_dict().values()])
+        messages.append(str(caught.value))
     assert all(map(torch.equal, *ends))
+    assert messages[0] == messages[1]
     assert counted.made > 20
 
 
@@ -323,21 +335,6 @@ def test_a_train_step_that_is_replaced_on_the_way_is_called(counted: Counted) ->
 
     trained(make(), False, callbacks=[Replaces()])
     assert len(called) == 100
-    assert counted.made > 20
-
-
-@pytest.mark.usefixtures("like_torchs")
-def test_memory_that_runs_out_in_an_optimizers_step_is_told_of_as_in_a_loop_of_steps(
-    counted: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Fails, "error", RuntimeError("CUDA out of memory"))
-    said = []
-    for driven in (True, False):
-        trainer = make(optimizer=Fails)
-        with pytest.raises(hr.OutOfMemoryError, match="memory ran out while the optimizer stepped") as error:
-            trained(trainer, driven)
-        said.append(str(error.value))
-    assert said[0] == said[1]
     assert counted.made > 20
 
 

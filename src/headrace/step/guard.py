@@ -8,35 +8,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
-from ..arena.arena import Arena, all_finite, total
+from ..arena.arena import all_finite, total
 from ..arena.buffers import Buffers
 from ..arena.optimizer import skips_on_device
 from ..errors import NonFiniteError
 from ..loss.outcome import Outcome
 
+if TYPE_CHECKING:
+    from .update import Update
+
 Scalar = float | Tensor
 Doubts = Mapping[str, Scalar]
 """Numbers beside losses and gradients that have to be finite, by what they show in a message."""
-
-
-class Candidate(Protocol):
-    """An update whose gradients are collected, and which has not been made yet."""
-
-    arena: Arena
-    buffers: Buffers
-    bad_workers: Callable[[], str]
-    """Says on which workers something is not finite. All workers that share an update call it, after the same one."""
-
-    @property
-    def untouched(self) -> str: ...
-    def describe(self) -> str: ...
 
 
 class Guard(ABC):
@@ -53,14 +44,14 @@ class Guard(ABC):
         """Says by its outcome whether a finite update may be made, where a callback decides that."""
 
     @abstractmethod
-    def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
+    def sound(self, update: Update, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
         """Whether an update may be made: sums, gradients, moved buffers and `doubts` are finite.
 
         If they are not, buffers become what they were, and the host raises or counts it. On a device the answer may be
         a flag. The optimizer skips the step where it is false: clip and step as usual, then call `done`.
         """
 
-    def done(self, update: Candidate) -> None:
+    def done(self, update: Update) -> None:
         """After the step of an update for which `sound` has returned a flag, even if the step has failed."""
         vars(update.arena.optimizer).pop("found_inf", None)
 
@@ -89,7 +80,7 @@ class HostGuard(Guard):
 
     read = staticmethod(float)
 
-    def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool:
+    def sound(self, update: Update, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool:
         number = float(total(gradients)) if gradients else 0.0
         for term in outcome.terms.values():
             if term.coefficient:
@@ -109,7 +100,7 @@ class HostGuard(Guard):
             self._leave_out(f"{update.describe()}: {', '.join(bad[:3])}{update.bad_workers()}.", update.untouched)
         return not bad and (self.allows is None or self._is_allowed(update, outcome))
 
-    def _is_allowed(self, update: Candidate, outcome: Outcome) -> bool:
+    def _is_allowed(self, update: Update, outcome: Outcome) -> bool:
         assert self.allows is not None
         if not (allowed := bool(self.allows(outcome))):
             update.buffers.restore()
@@ -134,7 +125,7 @@ class DeviceGuard(Guard):
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._pending: list[tuple[Tensor, str, str]] = []
 
-    def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
+    def sound(self, update: Update, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
         trained = [term for term in outcome.terms.values() if term.coefficient]
         numbers = [*(term.sum for term in trained), *doubts.values(), self.buffers(update.buffers)]
         numbers += [total(gradients)] if gradients else []
@@ -185,55 +176,31 @@ def first_not_finite(model: nn.Module, forward: Callable[[], Any]) -> str:
 
     `forward` makes one more pass. The caller restores random state and buffers.
     """
+    names = {module: name or "the model" for name, module in model.named_modules()}
     found: list[str] = []
 
-    def look(name: str, module: nn.Module, given: Any, output: Any) -> None:
-        if not found and not _all_finite(output):
-            found.append(
-                f"The first module whose output is not finite is {name!r} ({type(module).__name__}): {_range(given)}"
-            )
+    def look(module: nn.Module, given: Any, output: Any) -> None:
+        if module in names and not found and not all(bool(torch.isfinite(each).all()) for each in _fractions(output)):
+            where = f"{names[module]!r} ({type(module).__name__})"
+            found.append(f"The first module whose output is not finite is {where}: {_range(_fractions(given))}")
 
-    with _hooks(model, look), torch.no_grad():
+    with register_module_forward_hook(look), torch.no_grad():
         forward()
     return "".join(found)
 
 
-@contextmanager
-def _hooks(model: nn.Module, look: Any) -> Iterator[None]:
-    handles = []
-    for name, module in model.named_modules():
-        hook = lambda module, given, output, name=name or "the model": look(name, module, given, output)  # noqa: E731
-        handles.append(module.register_forward_hook(hook))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _fractions(value: Any) -> list[Tensor]:
+    """Every dense tensor of fractions in a value, however it is nested."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.layout == torch.strided]
 
 
-def _range(given: Any) -> str:
+def _range(given: Sequence[Tensor]) -> str:
     """Between what the numbers of a module's input lie."""
-    numbers = [tensor.detach().float().flatten() for tensor in _tensors(given) if tensor.numel()]
+    numbers = [tensor.detach().float().flatten() for tensor in given if tensor.numel()]
     if not numbers:
         return "it has no numbers as input."
     values = torch.cat(numbers)
     if not bool(torch.isfinite(values).all()):
         return "its input is not finite either, so an operation between modules, or a row of the data, is the cause."
     return f"its input lies between {float(values.min()):.4g} and {float(values.max()):.4g}."
-
-
-def _all_finite(value: Any) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor of fractions in a value, however it is nested."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout == torch.strided:
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

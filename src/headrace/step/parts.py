@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,12 @@ from ..store import rng
 from ..workers.comm import largest
 from ..workers.synchronous import Reach, refuse_sparse
 from ..workers.tree import Node, WorkerTree, is_part, tree_sum
-from .passes import Pass, PassContext, Weights
+from .passes import Pass, Weights
 from .shared_terms import SharedTerms
 from .tape.tapes import is_compiled
+
+if TYPE_CHECKING:
+    from .update import Update
 
 
 @dataclass(slots=True, eq=False)
@@ -35,16 +38,16 @@ class _Sum:
 class Parts(Pass):
     """One pass for each of this worker's parts. Sums, weights, gradients and buffers are added up in a fixed tree."""
 
-    def __init__(self, passes: PassContext, terms: SharedTerms) -> None:
-        super().__init__(passes)
-        self._terms, self._comm, self._shard = terms, passes.strategy.comm, passes.strategy.shard
-        self._arena, self._buffers, self._device = passes.arena, passes.buffers, passes.device
-        self._reach = Reach(passes.arena, self._comm.count)
+    def __init__(self, update: Update, terms: SharedTerms) -> None:
+        super().__init__(update)
+        self._terms, self._comm, self._shard = terms, update.strategy.comm, update.strategy.shard
+        self._arena, self._buffers, self._device = update.arena, update.buffers, update.device
+        self._reach = Reach(update.arena, self._comm.count)
         self._tree = WorkerTree(self._comm, self._shard)
         self._everyone = [replace(self._shard, index=worker).mine for worker in range(self._comm.count)]
-        self._buffer_names = [name for name, _ in passes.model.named_buffers()]
-        self._objective = module_of(passes.objective)
-        check_can_be_cut(passes.model, self._objective)
+        self._buffer_names = [name for name, _ in update.model.named_buffers()]
+        self._objective = module_of(update.objective)
+        check_can_be_cut(update.model, self._objective)
         self._spare: list[list[Tensor]] = []  # memory for sums, from update to update
         self._live: _Sum | None = None  # the one whose gradients are in the arena's own memory
         self._last = 0  # the last part of this worker that has rows
@@ -79,13 +82,13 @@ class Parts(Pass):
             self._comm.worked(batch.rows)
         reached = self._add_terms(outcome, cuts)
         gradients = self._add_vectors(sums, cuts)
-        return None if self._passes.has_no_weight(outcome) else self._arena.settle(gradients, reached)
+        return None if self._update.has_no_weight(outcome) else self._arena.settle(gradients, reached)
 
     def add(self, batch: Batch, outcome: Outcome, divide: Any = None, last: Any = None) -> None:
         raise NotImplementedError("a batch that is cut into parts is no part of another")
 
     def _check(self, parts: Mapping[int, Batch]) -> None:
-        most, rows = max((part.rows for part in parts.values()), default=0), self._passes.microbatch
+        most, rows = max((part.rows for part in parts.values()), default=0), self._update.microbatch
         if rows is not None and rows < most:
             raise ConfigError(
                 f"microbatch={rows} is less than the {most} rows of a part. A part passes the model at once, since its "
@@ -108,13 +111,13 @@ class Parts(Pass):
 
     def _compute(self, part: Batch, divisors: Weights) -> _Sum:
         """The pass of one part."""
-        passes, arena = self._passes, self._arena
+        update, arena = self._update, self._arena
         if self._live is not None:
             self._live.tensors = self._copy(self._live.tensors)
-        one = passes.one_pass(part, first=True)
+        one = update.one_pass(part, first=True)
         if one.draws:
             self._random = self._random or rng.capture(self._device)
-            rng.seed(f"{passes.key} {part.part}", self._device)
+            rng.seed(f"{update.key} {part.part}", self._device)
         outcome = self._each[part.part] = Outcome({})
         arena.begin(one.fills)
         before = None if one.calls_nobody else self._parameter_versions()
@@ -133,7 +136,7 @@ class Parts(Pass):
 
     def _parameter_versions(self) -> list[int]:
         objective = [] if self._objective is None else self._objective.parameters()
-        return [param._version for param in [*self._passes.model.parameters(), *objective]]
+        return [param._version for param in [*self._update.model.parameters(), *objective]]
 
     def _check_model(self, versions: list[int]) -> None:
         """Raises if a pass has changed parameters, or made buffers: the next part would begin with them."""
@@ -142,7 +145,7 @@ class Parts(Pass):
                 "the forward pass changes parameters of the model or the loss. Where a batch is cut into parts, only "
                 "the optimizer may: keep what is measured in buffers, or leave parts= out."
             )
-        names = [name for name, _ in self._passes.model.named_buffers()]
+        names = [name for name, _ in self._update.model.named_buffers()]
         if names != self._buffer_names:
             changed = sorted({*names} ^ {*self._buffer_names})[0]
             raise ModelError(
@@ -183,13 +186,13 @@ class Parts(Pass):
         weights: dict[int, Weights] = {}
         standing = None
         for number, part in parts.items():
-            known = self._passes.objective.weights(part)
+            known = self._update.objective.weights(part)
             if (
                 not known or None in known.values()
             ):  # a forward pass tells them, which draws what that of the part draws
                 standing = standing or rng.capture(self._device)
-                rng.seed(f"{self._passes.key} {number}", self._device)
-            weights[number] = self._passes.totals([part])
+                rng.seed(f"{self._update.key} {number}", self._device)
+            weights[number] = self._update.totals([part])
         if standing is not None:
             rng.restore(standing, self._device)
         return self._terms.divide_parts(weights, add_up)
@@ -208,7 +211,7 @@ class Parts(Pass):
         reached = self._reached or [False] * len(self._arena.names)
         flags = None
         if self._comm.count > 1:
-            self._passes.is_sharing = True  # from here on the others count on this pass
+            self._update.is_sharing = True  # from here on the others count on this pass
             flags = self._reach.flags(reached, torch.empty(0, dtype=torch.float64)).clone()
         terms.settle(outcome, self._tree.numbers(rows, count, cuts, self._device, flags), everyone)
         return reached if flags is None else self._reach.anywhere(flags)

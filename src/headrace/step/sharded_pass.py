@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..loss.outcome import Outcome
-from .passes import Divide, Eager, PassContext, SharedPass
+from .passes import Divide, Eager, Last, SharedPass
 from .shared_terms import SharedTerms
+
+if TYPE_CHECKING:
+    from .update import Update
 
 
 class ShardedPass(SharedPass):
     """A shared pass of a sharded model, which all workers use at the same time."""
 
-    def __init__(self, passes: PassContext, terms: SharedTerms) -> None:
-        super().__init__(passes, Eager(passes), terms)
+    def __init__(self, update: Update, terms: SharedTerms) -> None:
+        super().__init__(update, Eager(update), terms)
 
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
-        with self._passes.strategy.passing():
+        with self._update.strategy.passing():
             gradients = super().__call__(batch, outcome)
-        self.doubts = {**self.doubts, "a gradient": self._passes.arena.norm()}
+        self.doubts = {**self.doubts, "a gradient": self._update.arena.norm()}
         return gradients
 
-    def add(
-        self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Callable[[], None] | None = None
-    ) -> None:
+    def add(self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Last = None) -> None:
         """Adds the terms of a batch, in as many passes as the worker with most microbatches makes."""
-        passes, strategy, stand_ins = self._passes, self._passes.strategy, self._passes.stand_ins
+        update, strategy, stand_ins = self._update, self._update.strategy, self._update.stand_ins
         self._terms.begin(batch)
-        rows = passes.microbatch
+        rows = update.microbatch
         parts = batch.split(rows) if rows and batch.rows > rows else [batch] * bool(batch.rows)
         if parts:
             stand_ins.remember(batch)
@@ -41,26 +43,26 @@ class ShardedPass(SharedPass):
         divide = self._terms.divide if count == 1 else self._divide_by_all(parts, missing)
         for number, part in enumerate([*parts, *missing]):
             if number + 1 == count:
-                strategy.listen(passes.arena)
+                strategy.listen(update.arena)
             else:
                 strategy.accumulate()
             if number < len(parts):
                 self._own.add(part, outcome, divide)
             else:
-                _pass_for_others(passes, part, divide)
+                _pass_for_others(update, part, divide)
 
     def _divide_by_all(self, parts: Sequence[Batch], missing: Sequence[Batch]) -> Divide:
         """What terms are divided by where an update has several passes, which are made after this is known."""
-        weights = self._passes.weights([*parts, *missing])[: len(parts)]
+        weights = self._update.weights([*parts, *missing])[: len(parts)]
         names = weights[0] if weights else ()
         divisors = self._terms.divide({name: sum(each[name] for each in weights) for name in names})
         return lambda _: divisors
 
 
-def _pass_for_others(passes: PassContext, part: Batch, divide: Divide) -> None:
+def _pass_for_others(update: Update, part: Batch, divide: Divide) -> None:
     """Forward and backward of rows that count for nothing: others need this worker's shards meanwhile."""
-    with unchanged(passes.model, passes.device):
-        found = passes.forward(part)
+    with unchanged(update.model, update.device):
+        found = update.forward(part)
         divisors = divide({})
         sums = [
             term.sum

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,25 @@ from torch import Tensor
 from ..arena.arena import Arena, clip
 from ..arena.buffers import Buffers
 from ..data.batch import Batch
-from ..errors import HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
-from ..loss.objective import Objective
+from ..errors import ConfigError, HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
+from ..loss.base import Term
+from ..loss.metrics import check_outputs
+from ..loss.objective import Objective, Terms, terms_of
 from ..loss.outcome import Outcome
 from ..store.rng import capture_torch, restore_torch
-from .guard import first_not_finite
+from .guard import Scalar, first_not_finite
 from .parts import Parts
-from .passes import Pass, PassContext
-from .settings import draws_random
+from .passes import Divide, Eager, Pass, Replay, SharedPass, Split, Weights
+from .settings import draws_random, single_row_error
 from .sharded_pass import ShardedPass
+from .shared_terms import SharedTerms
+from .tape.tapes import Tapes
 
 if TYPE_CHECKING:
     from .updates import Updates
+
+
+SINGLE_ROW = "Expected more than 1 value per channel when training"
 
 
 class Update:
@@ -35,24 +42,40 @@ class Update:
     """
 
     def __init__(self, steps: Updates, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
-        self.name, self.arena, self.buffers = name, arena, buffers
-        self.passes = passes = PassContext(steps, name, objective, arena, buffers)
-        self._only_pass = _only_pass(passes)
-        self.tapes, self.guard, self.device = passes.tapes, steps.guard, passes.device
-        self.scales, self.bad_workers = passes.scales, passes.bad_workers
-        self.draws = self.device.type == "cpu" or any(map(draws_random, steps.model.modules()))
-        """Whether an update that is not made gives random numbers back; on a device, if it is known to draw some."""
+        self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
+        self.model, self.stand_ins = steps.model, steps.stand_ins
+        self.guard, self.strategy = steps.guard, steps.strategy
+        self.device = next(iter(arena.params)).device
+        memory = None if self.strategy.joint else self.strategy.comm.memory  # joint ones take turns within a pass
+        self.tapes = Tapes(steps.settings.tape, steps.model, objective, self.device, memory, arena)
         on_host = self.device.type == "cpu"
+        self.draws = on_host or any(map(draws_random, steps.model.modules()))
+        """Whether an update that is not made gives random numbers back; on a device, if it is known to draw some."""
         self.random_state = torch.get_rng_state if on_host else partial(capture_torch, self.device)
         self.put_random_state = torch.set_rng_state if on_host else partial(restore_torch, device=self.device)
+        self.scales = steps.precision.scales
+        """Whether gradients are scaled; an infinite one is then a sign that the scale is too high."""
+        self.is_one_of_several = len(steps.optimizers) > 1
+        """Whether other optimizers have some of the model's parameters."""
+        self.is_sharing = False
+        """Whether the workers have begun to add up the gradients of the update at hand."""
         self.is_stepping = False
         """Whether the optimizer has begun the step of the update at hand."""
         self.norm: Tensor | None = None
         """The norm of the gradients of the last update before they were clipped, if it was measured."""
-        self._steps, self._precision = steps, steps.precision
-        self._made: Made | None = None
         self.batch: Batch | None = None
         """The batch of the update at hand, or of the last one."""
+        shared = self.strategy.shares_updates or self.strategy.parts or self.strategy.shards
+        self.terms = SharedTerms(self.strategy, self.device) if shared else None
+        """The terms of updates that workers share, or that are made of parts."""
+        self.bad_workers: Callable[[], str] = (lambda: "") if self.terms is None else self.terms.bad_workers
+        """Says on which workers something is not finite. All that share an update call it, after the same one."""
+        self._steps, self._precision = steps, steps.precision
+        self._context = steps.precision.context if steps.precision.halves else None
+        self._getters = steps.getters if steps.scored == name else ()
+        self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._only_pass = self._only()
+        self._made: Made | None = None
 
     def make(self, batch: Batch) -> Outcome:
         """Makes the update of a batch."""
@@ -73,7 +96,130 @@ class Update:
     def prepare(self, batch: Batch) -> Made:
         """How batches like this one are updated with."""
         self.batch = batch
-        return Made(self, batch, self._only_pass or self.passes.of(batch))
+        return Made(self, batch, self._only_pass or self.of(batch))
+
+    # --- how gradients are found ----------------------------------------------------------------------------
+
+    @property
+    def microbatch(self) -> int | None:
+        """Rows that may pass the model at once; `None`: all."""
+        return self._steps.microbatch
+
+    @property
+    def key(self) -> str:
+        """Names the update at hand: the trainer's seed, the key of the optimizer, and how many were made before."""
+        return f"{self._steps.settings.seed} {self.name} {self._steps.count}"
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether a pass is made again, in smaller parts, when memory runs out."""
+        return self._steps.adapts
+
+    def of(self, batch: Batch) -> Pass:
+        """How the gradients of a batch are found."""
+        rows = self._steps.microbatch
+        if (rows is not None and batch.rows > rows) or batch.pieces:
+            own: Pass = Split(self, rows or batch.rows)
+        else:
+            own = self.one_pass(batch, first=True) if batch.rows else Eager(self)
+        return own if self.terms is None else SharedPass(self, own, self.terms)
+
+    def one_pass(self, part: Batch, first: bool) -> Pass:
+        """How a microbatch, the `first` of an update or not, passes the model: a replay, or a pass by torch."""
+        kind = self.tapes.kind_of(part, first)
+        tape = None if kind is None else self.tapes.ready(kind)
+        return Eager(self, kind, first) if tape is None or kind is None else Replay(self, kind, tape)
+
+    def has_no_weight(self, outcome: Outcome) -> bool:
+        """Whether the host knows that there is nothing to learn from a batch."""
+        for term in outcome.terms.values():
+            weight = term.weight
+            if term.counts and term.coefficient and (isinstance(weight, Tensor) or weight):
+                return False
+        return True
+
+    def forward(self, part: Batch) -> Mapping[str, Term]:
+        """The terms of a microbatch."""
+        try:
+            if self._context is None:
+                terms = terms_of(self.objective, self.model, part)
+            else:
+                with self._context():
+                    terms = terms_of(self.objective, self.model, part)
+        except ValueError as error:
+            if SINGLE_ROW in str(error):
+                raise single_row_error() from error
+            raise
+        for name, term in terms.items():
+            if not isinstance(term.sum, Tensor):
+                came = type(term.sum).__name__
+                raise ConfigError(f"term {name!r}: sum must be a single number, got a {came}. Return it as a tensor.")
+        if self._getters and isinstance(terms, Terms):
+            for output in self._getters:
+                if not isinstance(found := output(terms.outputs), Tensor):
+                    check_outputs(found)
+        return terms
+
+    def account(
+        self, terms: Mapping[str, Term], trained: Container[str], outcome: Outcome, divide: Divide | None
+    ) -> dict[str, Tensor]:
+        """Adds terms to the outcome; what the backward pass of each term that is trained begins with.
+
+        Each term's gradient is scaled by what the term is divided by: no mean is taken.
+        """
+        read, sums, seeds = self.guard.read, outcome.terms, dict[str, Tensor]()
+        divisors: Weights = {name: read(term.weight) for name, term in terms.items()}
+        if divide is not None:
+            divisors = divide(divisors)
+        for name, term in terms.items():
+            if name not in divisors:
+                raise ConfigError(
+                    f"{type(self.objective).__name__}.weights() gives {', '.join(divisors)}, and terms() {name!r}, "
+                    "too. They must have the same names; where only the forward pass can tell, leave weights() out."
+                )
+            weight = divisors[name]
+            if term.coefficient and (isinstance(weight, Tensor) or weight) and name in trained:
+                seeds[name] = self._seed(term, 1.0 if term.summed else weight)
+            total = read(term.sum.detach()) * term.times
+            if name in sums:
+                sums[name].sum = sums[name].sum + total
+            else:
+                sums[name] = Term(total, weight, term.coefficient, counts=term.counts, summed=term.summed)
+        return seeds
+
+    def _seed(self, term: Term, weight: Scalar) -> Tensor:
+        """What the backward pass of a term starts from: its part in the loss, over the weight of the update."""
+        factor = term.coefficient * term.times
+        if isinstance(weight, Tensor):
+            weight = weight.to(term.sum.dtype)
+            return self._precision.scale(torch.where(weight > 0, factor / weight, torch.zeros_like(weight)))
+        key = (factor / weight, term.sum.dtype)
+        seed = self._seeds.get(key)
+        if seed is None:
+            if len(self._seeds) > 256:
+                self._seeds.clear()
+            seed = self._seeds[key] = torch.full_like(term.sum.detach(), key[0])
+        return self._precision.scale(seed) if self.scales else seed
+
+    def totals(self, parts: Sequence[Batch]) -> dict[str, Scalar]:
+        """The weights of all microbatches, added up."""
+        found = self.weights(parts)
+        return {name: sum(weights[name] for weights in found) for name in found[0]}
+
+    def weights(self, parts: Sequence[Batch]) -> list[dict[str, Scalar]]:
+        """The weights of each microbatch; by a forward pass that leaves no trace where nothing else can tell."""
+        found = [dict(self.objective.weights(part)) for part in parts]
+        if not found[0] or any(weight is None for weights in found for weight in weights.values()):
+            with torch.no_grad(), _untouched(self.buffers, self.device):
+                found = [{name: term.weight for name, term in self.forward(part).items()} for part in parts]
+        read = self.guard.read
+        return [{name: read(weight) for name, weight in weights.items()} for weights in found]  # type: ignore[arg-type]
+
+    def _only(self) -> Pass | None:
+        """How every batch is passed, under strategies that leave no choice."""
+        if self.terms is None or not (self.strategy.parts or self.strategy.shards):
+            return None
+        return (Parts if self.strategy.parts else ShardedPass)(self, self.terms)
 
     # --- the optimizer ------------------------------------------------------------------------------------
 
@@ -110,12 +256,12 @@ class Update:
 
     def diagnose(self, error: NonFiniteError, batch: Batch) -> None:
         """Adds to the message which module made the first number that is not finite, by one more forward pass."""
-        if self.passes.terms is not None:  # a forward pass may wait for other workers
+        if self.terms is not None:  # a forward pass may wait for other workers
             return
         random: Any = self.random_state()
         with suppress(Exception):  # the error at hand is worth more
             for part in batch.split(self._steps.microbatch or batch.rows):
-                if cause := first_not_finite(self._steps.model, partial(self.passes.forward, part)):
+                if cause := first_not_finite(self._steps.model, partial(self.forward, part)):
                     error.args = (f"{error} {cause}",)
                     break
         self.put_random_state(random)
@@ -125,7 +271,7 @@ class Update:
         """Memory has run out: the next try is made with smaller microbatches; raises if there is none."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        if self.is_stepping or self.passes.is_sharing or not self._steps.halve(batch.rows):
+        if self.is_stepping or self.is_sharing or not self._steps.halve(batch.rows):
             raise OutOfMemoryError(self._no_room(batch, complaint))
 
     def describe(self) -> str:
@@ -152,7 +298,7 @@ class Update:
                 f"{where}: memory ran out while the optimizer stepped ({complaint}). The weights may be those of half "
                 "an update: go on from the last checkpoint."
             )
-        if self.passes.is_sharing:
+        if self.is_sharing:
             return (
                 f"{where}: memory ran out once workers had begun to add up their gradients ({complaint}), "
                 f"too late for one of them to try again with fewer rows. {self.untouched} Others may have made it: go "
@@ -160,7 +306,7 @@ class Update:
             )
         at_once = min(batch.rows, self._steps.microbatch or batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
-        if not self.passes.objective.splits:
+        if not self.objective.splits:
             advice = "The loss does not declare splits = True, so it needs whole batches: use a smaller batch_size."
         elif at_once == 1:
             advice = "Nothing smaller than a row can be tried."
@@ -168,31 +314,24 @@ class Update:
 
     def begin(self, batch: Batch) -> None:
         """An update of this batch begins."""
-        self.batch, self.is_stepping, self.passes.is_sharing = batch, False, False
+        self.batch, self.is_stepping, self.is_sharing = batch, False, False
         if self.buffers.exist:
             self.buffers.save()
-
-
-def _only_pass(passes: PassContext) -> Pass | None:
-    """How every batch is passed, under strategies that leave no choice."""
-    if passes.terms is None or not (passes.strategy.parts or passes.strategy.shards):
-        return None
-    return (Parts if passes.strategy.parts else ShardedPass)(passes, passes.terms)
 
 
 class Made:
     """An update that is prepared: what the user may have changed has been looked at."""
 
-    def __init__(self, update: Update, batch: Batch, passes: Pass) -> None:
-        self._update, self._passes = update, passes
+    def __init__(self, update: Update, batch: Batch, how: Pass) -> None:
+        self._update, self._pass = update, how
         self._rows, self._macrobatch = batch.rows, batch.whole
-        self._draws = passes.draws and (update.draws or update.passes.may_retry)
+        self._draws = how.draws and (update.draws or update.may_retry)
         self._step: Callable[[], Any] | None = None  # the optimizer's, as long as only rates and gradients change
 
     def fits(self, batch: Batch) -> bool:
         """Whether it is prepared for this batch, too: one of as many rows from the same macrobatch."""
         same = batch.rows == self._rows and batch.whole is self._macrobatch is not None
-        return same and self._passes.repeats
+        return same and self._pass.repeats
 
     def __call__(self, batch: Batch) -> Outcome | None:
         """Makes the update; gives nothing if memory has run out, and smaller microbatches may do."""
@@ -216,8 +355,8 @@ class Made:
         return None
 
     def _make(self, batch: Batch, outcome: Outcome) -> None:
-        update, passes = self._update, self._passes
-        gradients = passes(batch, outcome)
+        update, how = self._update, self._pass
+        gradients = how(batch, outcome)
         if gradients is None:
             update.buffers.restore()
             update.arena.discard()
@@ -225,7 +364,7 @@ class Made:
             outcome.applied = False
             return
         seen = () if update.scales else gradients  # an overflow of scaled ones is the scaler's affair
-        outcome.applied = update.guard.sound(update, outcome, seen, passes.doubts)
+        outcome.applied = update.guard.sound(update, outcome, seen, how.doubts)
         if outcome.applied is False:
             return
         try:
@@ -234,7 +373,15 @@ class Made:
         finally:
             if outcome.applied is not True:
                 update.guard.done(update)
-        if passes.calls_nobody and not update.scales and self._step is None:
+        if how.calls_nobody and not update.scales and self._step is None:
             self._step = update.arena.hooks.prepared()
             if self._step is None:  # the optimizer's step calls code of the user's
                 update.touched()
+
+
+@contextmanager
+def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
+    """Random state and buffers afterwards as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    buffers.restore()
