@@ -81,7 +81,6 @@ class AtReport(hr.Callback):
 @pytest.fixture(autouse=True)
 def however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that passes take on this machine decides nothing."""
-    monkeypatch.setattr(tapes, "SLOW", math.inf)
     monkeypatch.setattr(tapes, "GAIN", math.inf)
     monkeypatch.setattr(tapes, "SHARE", math.inf)
 

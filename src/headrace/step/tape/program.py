@@ -129,8 +129,8 @@ class Builder:
             if root is None or root.given or root.fixed is not None or uses[gradient.root] != 1 or uses[root]:
                 continue
             alike = new.shape == gradient.shape and new.stride == gradient.stride and new.dtype == gradient.dtype
-            whole = (new.offset, new.nbytes) == (root.offset, root.nbytes) and new.dtype == root.dtype
-            if alike and whole and math.prod(new.shape) == math.prod(root.shape) and root not in found:
+            is_all = (new.offset, new.nbytes) == (root.offset, root.nbytes) and new.dtype == root.dtype
+            if alike and is_all and math.prod(new.shape) == math.prod(root.shape) and root not in found:
                 found[root] = gradient.fixed, k
         return found
 
@@ -253,8 +253,8 @@ class Builder:
                 self._keep(value, tensor)
 
     def _is_planned(self, made: Sequence[TapeTensor]) -> bool:
-        whole = all(value.base is None and 0 not in value.shape for value in made)
-        return bool(made) and whole and self._fresh.isdisjoint(made)
+        is_all = all(value.base is None and 0 not in value.shape for value in made)
+        return bool(made) and is_all and self._fresh.isdisjoint(made)
 
     def _is_constant(self, call: Operation, made: Sequence[TapeTensor]) -> bool:
         roots = [value.root for value in made]

@@ -172,26 +172,26 @@ class Proof:
 
     def _global(self, space: dict[str, Any], path: tuple[str, ...]) -> None:
         """Checks a global variable; it, and the modules through which it is reached, are compared from now on."""
-        held: Mapping[str, Any] = space
+        names: Mapping[str, Any] = space
         if path[0] not in space:
             if path[0] not in allowed.BUILTINS:
                 raise UnclearError("it is not on the list of built-in functions")
             self._state.lacks(space, path[0])
-            held = vars(builtins)
+            names = vars(builtins)
         for k, name in enumerate(path):
-            if name not in held:
+            if name not in names:
                 raise UnclearError(f"{name!r} is not to be found")
-            value = held[name]
+            value = names[name]
             if not isinstance(value, types.ModuleType):
-                if held is vars(builtins):
-                    self._state.keeps(held, name)
+                if names is vars(builtins):
+                    self._state.keeps(names, name)
                 else:
-                    self._state.value(held, name)
+                    self._state.value(names, name)
                 for attribute in path[k + 1 :]:
                     self._state.attribute(attribute)
                 return
-            self._state.keeps(held, name)
-            held = vars(value)
+            self._state.keeps(names, name)
+            names = vars(value)
         raise UnclearError("a module as a value")
 
     def _keep_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
@@ -206,17 +206,17 @@ class Proof:
                 self._state.stays(function)
         reads = reads_of(code)
         for path, _ in reads.globals:
-            held: Mapping[str, Any] = space
+            names: Mapping[str, Any] = space
             for name in path:
-                if name not in held:
-                    self._state.lacks(held, name)
+                if name not in names:
+                    self._state.lacks(names, name)
                     break
-                self._state.keeps(held, name)
-                if isinstance(held[name], types.FunctionType):
-                    self._state.stays(held[name])
-                if not isinstance(held[name], types.ModuleType):
+                self._state.keeps(names, name)
+                if isinstance(names[name], types.FunctionType):
+                    self._state.stays(names[name])
+                if not isinstance(names[name], types.ModuleType):
                     break
-                held = vars(held[name])
+                names = vars(names[name])
         for name, line in reads.attributes.items():
             self._try(code, line, f".{name}", lambda n=name: self._state.attribute_of_torch(n))
 

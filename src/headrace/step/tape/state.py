@@ -1,5 +1,6 @@
 """What a recorded pass depends on besides its batch; it is compared before every replay, so changes are noticed."""
 
+import collections
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from .allowed import functions_in, plain_torch, settings, where
 
 _OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
 """Attributes of our objectives and terms that do not affect a pass, or that are compared separately."""
-_DEPTH, _LENGTH = 6, 256
+_LENGTH = 256
+_BUILTIN = types.BuiltinFunctionType | types.MethodDescriptorType
 _OF_MODULES = vars(nn.Module()).keys() - {"training"}
 _TABLES = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -48,7 +50,6 @@ class PassState:
         self._space: dict[str, Any] = {}
         self._called: dict[int, str] = {}
         self._checks: dict[str, None] = {}  # expressions that are true as long as nothing has changed
-        self._deep: list[tuple[Any, Any]] = []  # what can change inside, and how it was
         self._same: Callable[[], bool] | None = None
         self.functions: set[types.FunctionType] = set()
         """Functions that a pass may call."""
@@ -84,8 +85,8 @@ class PassState:
             code = f"lambda: {' and '.join(self._checks) or True}"
             self._same = eval(compiled(code, "eval"), self._space)  # of names that are made here
         try:
-            return self._same() and all(self._describe(value) == seen for value, seen in self._deep)
-        except (KeyError, AttributeError, UnclearError, RuntimeError, ValueError):
+            return self._same()
+        except (KeyError, IndexError, AttributeError, RuntimeError, ValueError):
             return False
 
     def others(self, params: Sequence[Tensor]) -> list[Tensor]:
@@ -151,36 +152,63 @@ class PassState:
             self.of_class(Tensor, name)
         return known
 
-    def value(self, held: Mapping[str, Any], key: str) -> None:
+    def value(self, owner: Mapping[str, Any], key: str) -> None:
         """Adds a variable or an attribute that a pass reads, with its content. Raises unless it is on the list."""
-        self.check(held[key])
-        self.keeps(held, key)
+        self.check(owner[key])
+        self.keeps(owner, key)
 
-    def lacks(self, held: Mapping[str, Any], key: str) -> None:
+    def lacks(self, owner: Mapping[str, Any], key: str) -> None:
         """Adds that a name is missing: a new global variable would hide a built-in function."""
         self._same = None
-        self._checks[f"{key!r} not in {self._name(held)}"] = None
+        self._checks[f"{key!r} not in {self._name(owner)}"] = None
 
-    def keeps(self, held: Mapping[str, Any], key: str) -> None:
+    def keeps(self, owner: Mapping[str, Any], key: str) -> None:
         """Adds that a name keeps its object."""
-        self._is(held, f"[{key!r}]", held[key])
+        self._is(owner, f"[{key!r}]", owner[key])
 
     def check(self, value: Any) -> None:
-        """Raises unless a value is on the list; the content of one that can change is compared from now on."""
-        if type(value) in allowed.PLAIN or id(value) in self._known:
+        """Raises unless a value is on the list; what can change in it is compared from now on."""
+        kind = type(value)
+        if kind in allowed.PLAIN or id(value) in self._known:
             return
-        if isinstance(value, types.FunctionType):
+        if kind is types.FunctionType:
             self.function(value)
         elif isinstance(value, type):
             self._class(value)
-        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType):
-            self._described(value, _DEPTH)
-        elif isinstance(value, types.MethodType) and id(value.__self__) in self._known:
+        elif kind is types.MethodType and id(value.__self__) in self._known:
             self.check(value.__func__)
-        else:
-            self._deep.append((value, self._describe(value, self.tensors)))
+        elif not (isinstance(value, _BUILTIN) and value in allowed.functions()):
+            try:
+                self._content(value)
+            except RecursionError:
+                raise UnclearError(f"{kind.__name__} nested deeply") from None
             self._known.add(id(value))
-            self._name(value)  # keeps it alive, so that nothing else gets its id
+
+    def _content(self, value: Any) -> None:
+        """Adds what a tensor or a container holds. Raises unless all of it is on the list."""
+        kind, name, home = type(value), self._name(value), type(value).__module__  # named, it stays alive with its id
+        if kind in allowed.TENSORS:
+            if vars(value) or value.layout != torch.strided:
+                raise UnclearError("a tensor with attributes, or a sparse one")
+            self._stays(value)
+            self._checks[f"{name}.requires_grad is {value.requires_grad}"] = None
+            self.tensors.append(value)
+            return
+        if kind is functools.partial:
+            parts = {f".{part}": getattr(value, part) for part in ("func", "args", "keywords")}
+        elif kind in (tuple, list, torch.Size) and len(value) <= _LENGTH:
+            parts = {f"[{k}]": part for k, part in enumerate(value)}
+            self._checks[f"len({name}) == {len(value)}"] = None
+        elif kind in (dict, collections.OrderedDict) and len(value) <= _LENGTH:
+            for key in value:
+                self.check(key)
+            parts = {f"[{self._name(key)}]": part for key, part in value.items()}
+            self._checks[f"[*map(id, {name})] == {self._name([*map(id, value)])}"] = None
+        else:
+            raise UnclearError(kind.__qualname__ if home == "builtins" else f"{home}.{kind.__qualname__}")
+        for place, part in parts.items():
+            self._is(value, place, part)
+            self.check(part)
 
     def function(self, function: types.FunctionType) -> None:
         """Adds a function that a pass may call; its code is analysed if it runs."""
@@ -210,14 +238,14 @@ class PassState:
             return
         code, by_name = function.__code__, function.__kwdefaults__ or {}
         given = code.co_varnames[: code.co_argcount][-len(function.__defaults__ or ()) :]
-        held = [*zip(given, function.__defaults__ or (), strict=False), *by_name.items()]
+        owner = [*zip(given, function.__defaults__ or (), strict=False), *by_name.items()]
         self._holds(by_name)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             value = getattr(cell, "cell_contents", None)  # an empty cell has no content
             self._is(cell, ".cell_contents", value)
             if name != "__class__":
-                held.append((name, value))
-        for name, value in held:
+                owner.append((name, value))
+        for name, value in owner:
             try:
                 self.check(value)
             except UnclearError as kind:
@@ -281,69 +309,30 @@ class PassState:
                 self._keeps_class(each)
                 self.kinds.append(each)
 
-    def _describe(self, value: Any, tensors: list[Tensor] | None = None) -> Any:
-        """A description of a value, to be compared with a later one; its tensors are added to `tensors`."""
-        return self._described(value, _DEPTH, tensors)
-
-    def _described(self, value: Any, depth: int, tensors: list[Tensor] | None = None) -> Any:
-        kind = type(value)
-        if kind in allowed.TENSORS:
-            if vars(value) or value.layout != torch.strided:
-                raise UnclearError("a tensor with attributes, or a sparse one")
-            if tensors is not None:
-                tensors.append(value)
-            return id(value), value.data_ptr(), value.requires_grad, value.shape, value.stride()
-        if kind in (float, complex):
-            return kind, repr(value)
-        if kind in allowed.PLAIN:
-            return kind, value
-        if isinstance(value, nn.Module | Loss | Objective) and id(value) in self._known:
-            return id(value)
-        if depth == 0:
-            raise UnclearError(f"{kind.__name__} nested deeply")
-        if kind in allowed.CONTAINERS and len(value) <= _LENGTH:
-            parts = value.items() if isinstance(value, dict) else value
-            described = [self._described(each, depth - 1, tensors) for each in parts]
-            return kind, id(value) if kind.__hash__ is None else None, *described
-        if kind is functools.partial:
-            return self._described((value.func, value.args, value.keywords), depth - 1, tensors)
-        if kind is types.FunctionType:
-            if tensors is not None:
-                self.function(value)
-            return id(value)
-        if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType) and value in allowed.functions():
-            return id(value)
-        raise UnclearError(
-            kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        )
-
     def _name(self, value: Any) -> str:
         """What a value is called in the checks."""
         name = self._called.setdefault(id(value), f"a{len(self._called)}")
         self._space[name] = value
         return name
 
-    def _is(self, held: Any, part: str, value: Any) -> None:
+    def _is(self, owner: Any, part: str, value: Any) -> None:
         """A part of an object stays the same one."""
         self._same = None
-        self._checks[f"{self._name(held)}{part} is {self._name(value)}"] = None
+        self._checks[f"{self._name(owner)}{part} is {self._name(value)}"] = None
 
-    def _has(self, held: Mapping[str, Any]) -> None:
-        """Adds that a dictionary keeps its number of keys."""
-        self._checks[f"len({self._name(held)}) == {len(held)}"] = None
-
-    def _holds(self, held: Mapping[str, Any]) -> None:
+    def _holds(self, owner: Mapping[str, Any]) -> None:
         """Adds that a dictionary keeps its keys, their order and its objects."""
-        self._checks[f"[*{self._name(held)}] == {[*held]}" if held else f"not {self._name(held)}"] = None
-        for key, value in held.items():
-            self._is(held, f"[{key!r}]", value)
+        self._checks[f"[*{self._name(owner)}] == {[*owner]}" if owner else f"not {self._name(owner)}"] = None
+        for key, value in owner.items():
+            self._is(owner, f"[{key!r}]", value)
 
     def _stays(self, tensor: Tensor) -> None:
         """Adds that a tensor keeps its memory, and gets no attributes."""
         name = self._name(tensor)
         self._checks[f"{name}.data_ptr() == {self._name(tensor.data_ptr())}"] = None  # one text for all models alike
         self._checks[f"{name}.stride() == {self._name(tensor.stride())}"] = None
-        self._has(vars(tensor))
+        self._checks[f"{name}.shape == {self._name(tensor.shape)}"] = None
+        self._checks[f"len({self._name(vars(tensor))}) == {len(vars(tensor))}"] = None
         self._of_tensors.update(vars(tensor))
 
     def _watch(self, param: nn.Parameter) -> None:
@@ -360,7 +349,7 @@ class PassState:
                 continue
             try:
                 if isinstance(holder, Loss) and name.startswith("_"):
-                    self._described(value, _DEPTH, self.tensors)  # a copy of a setting, which is compared itself
+                    self.check(value)  # a copy of a setting, which is compared itself
                 else:
                     self.value(vars(holder), name)
             except UnclearError:

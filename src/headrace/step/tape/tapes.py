@@ -33,8 +33,6 @@ SMALL = 32 << 10
 """Bytes that each operation may have beside: a pass of many small operations is not large for that."""
 MADE = 8 * LARGEST
 """Bytes of all that a pass makes from which on it is not even tried."""
-SLOW = 500e-6
-"""Seconds of an operation, on average, from which on a replay would save too little."""
 KINDS = 32
 """How many kinds of passes are remembered, since each recording takes memory."""
 SEEN, CHECKS = 2, 2
@@ -44,7 +42,6 @@ SHARE = 0.01
 GAIN = 0.97
 """A replay takes at most so much of the eager pass's time, or is not worth it."""
 TOO_LARGE = "a pass is so large that nothing would be saved"
-TOO_SLOW = "a pass takes so long that nothing would be saved"
 DRAWN = "a pass draws random numbers, and another thread draws some at the same time"
 
 DIFFERS = "a pass made a second time, from its recording, does not give torch's bits"
@@ -273,8 +270,6 @@ class Tapes:
         made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
         if recording.problem or problem:
             return recording.problem or problem
-        if is_auto and kind.eager_s > SLOW * len(recording.calls):
-            return TOO_SLOW
         beside = SMALL * len(recording.calls)
         if is_auto and (sum(made) > MADE + 8 * beside or max(made, default=0) > LARGEST):
             return TOO_LARGE
