@@ -114,18 +114,6 @@ def test_everything_is_as_it_was_when_it_fails_in_the_middle(find: Finder, how: 
     assert everything(subject, reader) == before
 
 
-@FINDERS
-def test_a_training_afterwards_is_that_which_there_would_have_been(find: Finder) -> None:
-    plain, after = trainer(), trainer()
-    plain.fit(Rows(), Rows(12), epochs=2, progress=False)
-    after = trainer()
-    find(after, Rows())
-    after.fit(Rows(), Rows(12), epochs=2, progress=False)
-    for one, other in zip(plain.model.state_dict().values(), after.model.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
-    assert plain.history.rows == after.history.rows
-
-
 def test_a_loader_reads_afterwards_what_it_would_have_read() -> None:
     def batches(find: bool) -> list[Tensor]:
         data = TensorDataset(torch.randn(40, 5), torch.arange(40) % 2)
@@ -399,12 +387,6 @@ def test_groups_without_a_first_rate_are_refused() -> None:
     subject.optimizer.param_groups[0]["lr"] = 0.0
     with pytest.raises(hr.ConfigError, match="first group's rate is 0"):
         subject.find_lr(data)
-
-
-def test_a_finding_shows_itself() -> None:
-    subject, data = quadratic()
-    found = subject.find_lr(data)
-    assert repr(found).startswith(f"LrFinding(suggestion={found.suggestion:.2g}: there the loss")
 
 
 # --- the batch size ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,23 +28,17 @@ from ..workers.here import here
 FEWEST = 10  # updates that show anything
 WARM, TIMED = 2, (3, 50)  # updates that are not timed, and those that are: at least and at most
 GAIN, NEAR = 1.05, 0.95  # speed that is worth another size; share of the best speed that is as good
-LIVE = ("batch_size", "microbatch", "clip_norm", "clip_value", "seed", "order", "macrobatch", "deterministic")
-"""The settings that may have changed since the trainer was made."""
-WITHOUT: dict[str, Any] = {"schedule": None, "metrics": (), "strategy": None, "eval_loss": None}
 
 
 @dataclass(frozen=True, slots=True)
 class LrFinding:
     """Losses by rate, and the rate at which the smoothed loss falls fastest (`None` if it does not fall)."""
 
-    rates: list[float]
-    losses: list[float]
-    smoothed: list[float]
+    rates: list[float] = field(repr=False)
+    losses: list[float] = field(repr=False)
+    smoothed: list[float] = field(repr=False)
     suggestion: float | None
     how: str
-
-    def __repr__(self) -> str:
-        return f"LrFinding(suggestion={self.suggestion and float(f'{self.suggestion:.2g}')}: {self.how})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +50,7 @@ class BatchFinding:
     how: str
 
 
-def find_lr(
-    trainer: Any, made_by: type, train: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
-) -> LrFinding:
+def find_lr(trainer: Any, train: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100) -> LrFinding:
     """Trains for up to `steps` updates, while the rate rises from `lowest` to `highest` by equal factors.
 
     It ends as soon as the loss diverges. Groups of parameters keep their ratios; there is no schedule.
@@ -70,7 +62,7 @@ def find_lr(
         raise ConfigError(f"steps= is a number of updates, at least {FEWEST}, got {steps!r}: fewer show nothing.")
     rates = [float(rate) for rate in np.geomspace(lowest, highest, count)]
     losses: list[float] = []
-    with _copied(trainer, made_by, train) as (tried, source):
+    with _copied(trainer, train) as (tried, source):
         groups = groups_of(tried.optimizers.values())
         if not (shares := shares_of(groups)):
             raise ConfigError("the first group's rate is 0, so that others are in no proportion to it. Give it a rate.")
@@ -120,7 +112,7 @@ def _suggest(rates: list[float], losses: list[float], why: str) -> LrFinding:
 
 
 def find_batch_size(
-    trainer: Any, made_by: type, train: Any, *, smallest: int = 8, largest: int | None = None, seconds: float = 0.5
+    trainer: Any, train: Any, *, smallest: int = 8, largest: int | None = None, seconds: float = 0.5
 ) -> BatchFinding:
     """Makes a few updates with batches of `smallest` rows, of twice as many, and so on, for about `seconds` each.
 
@@ -133,8 +125,9 @@ def find_batch_size(
     if largest is not None and largest < smallest:
         raise ConfigError(f"largest= is not below smallest=, got {largest} and {smallest}.")
     size, speeds, how = int(smallest), dict[int, float](), ""
-    changed = {"microbatch": None} if trainer.microbatch == "auto" else {}  # which would hide that memory runs out
-    with _copied(trainer, made_by, train, **changed) as (tried, source):
+    with _copied(trainer, train) as (tried, source):
+        if tried.microbatch == "auto":
+            tried.microbatch = None  # else it would hide that memory runs out
         if source.own_size:
             raise ConfigError(f"{source.title} has batches of its own size. Try the data that it loads, or another.")
         for group in groups_of(tried.optimizers.values()):
@@ -186,11 +179,10 @@ def _speed(trainer: Any, source: Source, size: int, seconds: float) -> float:
 
 
 @contextmanager
-def _copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[tuple[Any, Source]]:
-    """A copy of the trainer with some settings `changed`, and the train data as a source.
+def _copied(trainer: Any, data: Any) -> Iterator[tuple[Any, Source]]:
+    """A copy of the trainer, without schedule and metrics, and the train data as a source.
 
-    `made_by`: the class whose arguments the settings are, `Trainer`. Afterwards the random numbers of torch, NumPy and
-    Python and the place in the data are put back.
+    Afterwards the random numbers of torch, NumPy and Python and the place in the data are put back.
     """
     if trainer.strategy.shards:
         raise ConfigError("find_lr and find_batch_size train a copy of the model, and a sharded one cannot be copied.")
@@ -206,7 +198,7 @@ def _copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[
         if source.state_dict() is None:
             warnings.warn(f"{source.title} has no state_dict: what is read now is not read again.", stacklevel=4)
         stack.enter_context(rewound(source))
-        tried, before = _copy(trainer, made_by, changed), _versions(trainer)
+        tried, before = _copy(trainer), _versions(trainer)
         yield tried, source
         if _versions(trainer) != before:
             raise ConfigError(
@@ -215,34 +207,27 @@ def _copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[
             )
 
 
-def _copy(trainer: Any, made_by: type, changed: dict[str, Any]) -> Any:
-    """Another trainer of the same class: its model, losses and optimizers are copies that belong to each other."""
+def _copy(trainer: Any) -> Any:
+    """A copy of a trainer, whose model, losses and optimizers belong to each other."""
     trainer.release()  # parameters and optimizers are torch's ordinary ones again
-    tried = object.__new__(type(trainer))
-    memo: dict[int, Any] = {id(trainer): tried}
+    memo: dict[int, Any] = {}
     try:
-        model = copy.deepcopy(trainer.model, memo)
         for parameter in trainer.model.parameters():  # deepcopy leaves out attributes and hooks of a parameter
-            vars(memo[id(parameter)]).update(vars(parameter))
+            vars(twin := copy.deepcopy(parameter, memo)).update(vars(parameter))
             for hook in (parameter._backward_hooks or {}).values():
-                memo[id(parameter)].register_hook(hook)
-        found = [part for each in trainer.optimizers.values() for part in parts_of(each)]
-        for optimizer in found:  # and of an optimizer what its class adds
-            memo[id(optimizer)] = twin = object.__new__(type(optimizer))
+                twin.register_hook(hook)
+        for optimizer in [part for each in trainer.optimizers.values() for part in parts_of(each)]:
+            memo[id(optimizer)] = twin = object.__new__(type(optimizer))  # and of an optimizer what its class adds
             parts = {name: part for name, part in vars(optimizer).items() if name != "step"}  # a scheduler's wrapper
             vars(twin).update(copy.deepcopy(parts, memo))
-        made_with, one = trainer.made_with, trainer.optimizers.get("")
-        loss, optimizers = copy.deepcopy((made_with["loss"], one or made_with["optimizer"]), memo)
-        settings = made_with | {name: getattr(trainer, name) for name in LIVE} | WITHOUT | changed
-        settings |= {"model": model, "loss": loss, "optimizer": optimizers}
-        made_by.__init__(tried, **settings)  # type: ignore[misc]
-        for name in vars(trainer).keys() - vars(tried).keys():  # of a subclass
-            setattr(tried, name, copy.deepcopy(getattr(trainer, name), memo))
+        tried = copy.deepcopy(trainer, memo)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
         raise ConfigError(
             "find_lr and find_batch_size train a copy of the model, and this one cannot be copied: "
             f"{type(error).__name__}: {error}"
         ) from error
+    tried.work_with(None)
+    tried.schedule, tried.metrics = None, ()
     return tried
 
 

@@ -172,7 +172,7 @@ class Trainer:
         self.is_made = True
 
     def __init_subclass__(cls, **options: Any) -> None:
-        check_names(cls)
+        check_names(vars(cls))
         super().__init_subclass__(**options)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -368,7 +368,7 @@ class Trainer:
         from .find import find_lr
 
         check.has_optimizer(self.optimizers, "find_lr()")
-        return find_lr(self, Trainer, train, **options)
+        return find_lr(self, train, **options)
 
     @one_thread
     def find_batch_size(self, train: Any, **options: Any) -> BatchFinding:
@@ -376,7 +376,7 @@ class Trainer:
         from .find import find_batch_size
 
         check.has_optimizer(self.optimizers, "find_batch_size()")
-        return find_batch_size(self, Trainer, train, **options)
+        return find_batch_size(self, train, **options)
 
     def preempt(self) -> None:
         """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""
