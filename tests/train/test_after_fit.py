@@ -198,3 +198,15 @@ def test_predictions_are_those_of_the_model_on_its_own() -> None:
     expected = trainer.predict(X)
     torch.testing.assert_close(trainer.model.eval()(X).detach(), expected)
     torch.testing.assert_close(pickle.loads(pickle.dumps(trainer.model))(X).detach(), expected)
+
+
+def test_a_second_training_on_columns_in_another_order_is_not_taken_for_the_same_in_silence() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(torch.randn(40, 2).numpy(), columns=["a", "b"])
+    model = nn.Linear(2, 2)
+    made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=10)
+    y = torch.arange(40).numpy() % 2
+    for _ in range(2):
+        made.fit((frame, y), epochs=1, progress=False)
+    with pytest.warns(UserWarning, match="'x' is made of the columns b, a, and the model was trained on them in the o"):
+        made.fit((frame[["b", "a"]], y), epochs=1, progress=False)

@@ -1,6 +1,7 @@
 """`requires_grad` that is set by hand, between two updates: a run that is left and resumed keeps it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,12 @@ def test_what_was_frozen_before_the_run_and_trained_in_it_goes_on_being_trained(
     expected = run(tmp_path / "whole", None)
     run(tmp_path / "left", LEFT_AT)
     assert run(tmp_path / "left", None) == expected
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_a_parameter_that_is_thawed_and_in_no_optimizer_is_named(partly: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    optimized = model[1] if partly else model
+    made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(optimized.parameters(), lr=0.1), batch_size=10)
+    with pytest.warns(UserWarning, match="2 of 2 parameters that are thawed") if partly else nullcontext():
+        made.fit((X, Y), epochs=2, callbacks=[hr.Freeze("0.*", until="1 epoch")], progress=False)

@@ -105,17 +105,17 @@ def device_for(device: str | torch.device, model: nn.Module, shards: bool = Fals
 
 
 def _device(device: str | torch.device, model: nn.Module, shards: bool) -> torch.device:
-    held = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     if shards:
-        held -= {torch.device("meta")}
-    if torch.device("meta") in held:
+        devices -= {torch.device("meta")}
+    if torch.device("meta") in devices:
         raise ModelError(
             "the model is on the 'meta' device and has no values. Materialise it first: model.to_empty(...); or shard "
             "it: strategy=hr.Sharded(init=...)."
         )
-    if len(held) > 1:
+    if len(devices) > 1:
         raise ModelError(
-            f"the model is spread over {', '.join(map(str, sorted(map(str, held))))}. Move it to one device."
+            f"the model is spread over {', '.join(map(str, sorted(map(str, devices))))}. Move it to one device."
         )
     device = _AUTO.get() if device == "auto" else device
     if device != "auto":
@@ -128,7 +128,7 @@ def _device(device: str | torch.device, model: nn.Module, shards: bool) -> torch
         if chosen.type == "cpu":
             return torch.device("cpu")  # cpu:0 is the same place by another name
         return torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
-    if held and (own := held.pop()).type != "cpu":
+    if devices and (own := devices.pop()).type != "cpu":
         return own
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -277,13 +277,13 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str, so
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
         may_differ = stream.name in soft and stream.sequence == expected.sequence
         if not stream.fits(expected) and not (may_differ and _is_float(stream) != _is_float(expected)):
-            said = f"the {name} data have {stream} where the training data have {expected}. They must agree."
+            message = f"the {name} data have {stream} where the training data have {expected}. They must agree."
             if stream.sequence != expected.sequence or stream.shape[1:] == expected.shape[1:] != stream.shape:
-                said += (
+                message += (
                     " Rows of different lengths are sequences in both: hr.Ragged.of(rows), or of a Dataset "
                     f"hr.from_dataset(data, sequences=({stream.name!r},))."
                 )
-            raise DataError(said)
+            raise DataError(message)
 
 
 def _is_float(stream: Stream) -> bool:
@@ -292,7 +292,7 @@ def _is_float(stream: Stream) -> bool:
 
 def same_encoding(
     known: Encoding | None,
-    held: Encoding | None,
+    given: Encoding | None,
     name: str,
     other: str = "the training data",
     owner: str = "trainer",
@@ -301,10 +301,10 @@ def same_encoding(
 
     Nothing is compared if one of them is `None`, which means that it is not known.
     """
-    if known is None or held is None:
+    if known is None or given is None:
         return
-    for stream in sorted(known.names & held.names):
-        there, here = list(known.categories.get(stream, ())), list(held.categories.get(stream, ()))
+    for stream in sorted(known.names & given.names):
+        there, here = list(known.categories.get(stream, ())), list(given.categories.get(stream, ()))
         if not here or there == here:
             continue
         facts, remedy = "there they are numbers, here strings", "Give numbers here, or the strings there, too."
@@ -318,12 +318,27 @@ def same_encoding(
                 f"categories={{{stream!r}: {owner}.categories[{stream!r}]}}."
             )
         raise DataError(f"the {name} data have other categories in {stream!r} than {other}: {facts}. {remedy}")
-    fills, filled = known.nulls, held.nulls
+    fills, filled = known.nulls, given.nulls
     for stream in sorted(fills.keys() & filled.keys()):
         if fills[stream] != filled[stream]:
             raise DataError(
                 f"in the {name} data {filled[stream]!r} stands for nulls of {stream!r}, in {other} {fills[stream]!r}. "
                 f"Give the trainer the path or the frame itself, or open it with nulls={owner}.nulls."
+            )
+
+
+def warn_if_reordered(known: Encoding | None, now: Encoding | None) -> None:
+    """Warns where a stream is made of the columns that the model was trained on, in another order."""
+    before = known.columns if known is not None and known.columns else {}
+    after = now.columns if now is not None and now.columns else {}
+    for stream, columns in after.items():
+        was = before.get(stream)
+        if was != columns and not isinstance(was, str | None) and sorted(was) == sorted(columns):
+            warnings.warn(
+                f"the train data: {stream!r} is made of the columns {', '.join(columns)}, and the model was trained on "
+                f"them in the order {', '.join(was)}. Its weights meet other columns now: reorder the data, unless "
+                "that is what you want.",
+                stacklevel=3,
             )
 
 

@@ -1,6 +1,7 @@
 """Parameters that stay as they are for a part of a training."""
 
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,8 +18,8 @@ class Frozen:
     are not trained either if a user has set their `requires_grad`.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._model, self._modules = modules[0], modules
+    def __init__(self, modules: Sequence[nn.Module], optimized: Callable[[], Iterable[nn.Parameter]]) -> None:
+        self._model, self._modules, self._optimized = modules[0], modules, optimized
         self._owners: dict[str, set[str]] = {}  # names of parameters, by owner
         self._names: set[str] = set()  # of all owners
         self._resting: dict[str, nn.Module] = {}  # layers in eval mode because of that
@@ -32,8 +33,17 @@ class Frozen:
 
     def thaw(self, patterns: Sequence[str], owner: str) -> None:
         """This owner wants these to be trained again."""
+        before = self._names
         self._owners.setdefault(owner, set()).difference_update(matching(self._model, patterns))
         self._apply()
+        trained, thawed = set(map(id, self._optimized())), before - self._names
+        if lost := [name for name, param in _params(self._model) if name in thawed and id(param) not in trained]:
+            warnings.warn(
+                f"{len(lost)} of {len(thawed)} parameters that are thawed are in no optimizer, and stay as they are: "
+                f"{', '.join(lost[:3])}{', …' if lost[3:] else ''}. Make the optimizer with all parameters that are to "
+                "be trained, frozen or not.",
+                stacklevel=2,
+            )
 
     def keep_owners(self, owners: Collection[str]) -> None:
         """Thaws what other owners have frozen; an owner without a name stays."""

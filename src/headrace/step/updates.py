@@ -191,6 +191,12 @@ class Updates:
                 stack.callback(update.arena.release)
                 stack.callback(update.buffers.release)
 
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizers update, wherever it is stored."""
+        if self._each:
+            return [param for update in self._each for param in update.arena.names]
+        return [param for group in groups_of(self.optimizers.values()) for param in group["params"]]
+
     def replica(self) -> Replica:
         """The model as a strategy sees it, at home."""
         self.home()

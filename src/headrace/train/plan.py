@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..length import Length
 from ..step import check
 from ..step.arguments import data_sets, source_on
+from ..step.weights import encoding_of
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile
 from ..watch.progress import Progress
@@ -70,6 +71,7 @@ class Plan:
             check.same_encoding(self.train.encoding, source.encoding, name, owner="train")
             if scan:
                 check.finite(source, name)
+        check.warn_if_reordered(encoding_of(trainer.model), self.train.encoding)
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)

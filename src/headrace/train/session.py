@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arena.vectors import plain_name
 from ..data.batch import Stream
@@ -24,7 +24,6 @@ from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
 from ..step.check import same_encoding
 from ..step.frozen import Frozen
-from ..step.updates import Updates
 from ..step.weights import Base, as_encoding, base_of, check_model, load_model
 from ..store import rng
 from ..store.run import machine
@@ -69,11 +68,11 @@ class Session:
     def __init__(self, trainer: Trainer, plan: Plan, info: Info, workers: Workers, checkpointer: Checkpointer) -> None:
         self.trainer, self.plan, self.info = trainer, plan, info
         self.workers, self.checkpointer = workers, checkpointer
-        self.model: nn.Module = trainer.model
+        self.model, self.modules, self.updates = trainer.model, trainer.all_modules, trainer.updates
         metrics = trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target))
         self.metrics, self.sums = workers.fresh(metrics), info.sums
         self.rates: Rates = make_rates(None, [], [], None)
-        self.frozen = Frozen(self.modules)
+        self.frozen = Frozen(self.modules, self.updates.parameters)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
@@ -90,16 +89,6 @@ class Session:
         """Where the training stood when all workers last had the same weights."""
         self.base: Base | None = None
         """The frozen base of the model, if checkpoints have only its hash."""
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The model, and objectives that are modules too."""
-        return self.trainer.all_modules
-
-    @property
-    def updates(self) -> Updates:
-        """What makes the updates."""
-        return self.trainer.updates
 
     @property
     def settings(self) -> config.Config:
