@@ -107,13 +107,13 @@ def data_sets(data: Any, name: str, streams: Sequence[Stream] | None, target: st
     several = isinstance(data, Mapping) and data and not hugging_kind(data) and not data.keys() <= known
     if not several or (not known and target in data) or not any(map(_is_set, data.values())):
         return {name: data}
-    if others := {each: held for each, held in data.items() if not _is_set(held)}:
-        if not any(isinstance(held, Mapping | Table | Source | Dataset | DataLoader) for held in data.values()):
+    if others := {each: one_set for each, one_set in data.items() if not _is_set(one_set)}:
+        if not any(isinstance(one_set, Mapping | Table | Source | Dataset | DataLoader) for one_set in data.values()):
             return {name: data}
-        each, held = next(iter(others.items()))
+        each, one_set = next(iter(others.items()))
         raise DataError(
-            f"the {name} data are sets by name, and {each!r} is a {type(held).__name__}, which is no set of data. Give "
-            "it columns, as in {'x': ..., 'y': ...}, or leave it out."
+            f"the {name} data are sets by name, and {each!r} is a {type(one_set).__name__}, which is no set of data. "
+            "Give it columns, as in {'x': ..., 'y': ...}, or leave it out."
         )
     for each in data:
         if not isinstance(each, str) or not each or "/" in each or each == "loss":
@@ -121,7 +121,7 @@ def data_sets(data: Any, name: str, streams: Sequence[Stream] | None, target: st
                 f"the {name} data: {each!r} cannot be the name of a set. Its numbers have keys such as "
                 f"'{name}/clean/loss': give it a name without a slash, other than 'loss'."
             )
-    return {f"{name}/{each}": held for each, held in data.items()}
+    return {f"{name}/{each}": one_set for each, one_set in data.items()}
 
 
 def _is_set(data: Any) -> bool:

@@ -105,8 +105,8 @@ def plain(value: Any, depth: int = 4, trained: bool = True) -> Any:
     if isinstance(value, CONTAINERS):
         items = [plain(item, depth - 1, trained) for item in value]
         return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
-    held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
-    return {"kind": type(value).__name__, **{name: plain(item, depth - 1, trained) for name, item in held.items()}}
+    values = {n: v for n, v in _attributes(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
+    return {"kind": type(value).__name__, **{name: plain(item, depth - 1, trained) for name, item in values.items()}}
 
 
 def differences(
@@ -141,12 +141,12 @@ def _function(function: Any, depth: int) -> str:
     name = f"{function.__module__}.{function.__qualname__}"
     if function.__name__ == "<lambda>":
         name += f" {_shortened(_lambda_text(function.__code__))}"
-    held = _values_held(function) if depth else {}
-    shown = {key: json.dumps(_held_value(value, depth - 1), sort_keys=True) for key, value in held.items()}
+    values = _values_of(function) if depth else {}
+    shown = {key: json.dumps(_shown_value(value, depth - 1), sort_keys=True) for key, value in values.items()}
     return name + (f"({', '.join(f'{key}={_shortened(text)}' for key, text in shown.items())})" if shown else "")
 
 
-def _held_value(value: Any, depth: int) -> Any:
+def _shown_value(value: Any, depth: int) -> Any:
     """A value that a function holds; of a trained tensor only the kind, since its values differ when a run resumes."""
     try:
         return plain(value, depth, trained=False)
@@ -168,16 +168,16 @@ def _tensor(value: Tensor) -> Any:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {digest}"
 
 
-def _held(value: Any) -> dict[str, Any]:
+def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object; of a module, the losses in it, and what is neither its state nor a part of it."""
-    held = {**getattr(value, "__dict__", {})}
+    values = {**getattr(value, "__dict__", {})}
     for kind in type(value).__mro__:
-        held |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
+        values |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
     if isinstance(value, torch.nn.Module):
         losses = [(name, part) for name, part in value.named_children() if isinstance(part, _Loss)]
         buffers = value.named_buffers() if isinstance(value, _Loss) else ()  # class weights
-        return {name: item for name, item in [*held.items(), *losses, *buffers] if name != "training"}
-    return held
+        return {name: item for name, item in [*values.items(), *losses, *buffers] if name != "training"}
+    return values
 
 
 def _lambda_text(code: CodeType) -> str:
@@ -198,28 +198,28 @@ def _lambda_text(code: CodeType) -> str:
     return ast.unparse(max(found, key=lambda node: node.col_offset))
 
 
-def _values_held(function: FunctionType | MethodType) -> dict[str, Any]:
+def _values_of(function: FunctionType | MethodType) -> dict[str, Any]:
     """The values that a function holds by name: the variables around it, its defaults, and the object of a method."""
-    held: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     inner: Any = function
     if isinstance(inner, MethodType):
-        held["self"], inner = inner.__self__, inner.__func__
+        values["self"], inner = inner.__self__, inner.__func__
     if not isinstance(inner, FunctionType):
-        return held
+        return values
     code = inner.__code__
     if (inner.__module__ or "").partition(".")[0] != "torch":  # whose functions may get arguments in another version
         arguments, defaults = code.co_varnames[: code.co_argcount], inner.__defaults__ or ()
-        held |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
-        held |= inner.__kwdefaults__ or {}
+        values |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+        values |= inner.__kwdefaults__ or {}
     for name, cell in zip(code.co_freevars, inner.__closure__ or (), strict=True):
         try:
-            held[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
     read = {name for each in _codes(code) for name in each.co_names}
     return {
         name: {key: item for key, item in vars(value).items() if key in read} if type(value) in _ARGUMENTS else value
-        for name, value in held.items()
+        for name, value in values.items()
     }
 
 

@@ -27,13 +27,13 @@ class Signals:
     def __init__(self) -> None:
         self.why = ""
         """Why the training at hand is to end; "" if nothing has asked for that."""
-        self.heard = ""
+        self.last_reason = ""
         """Why the last training was asked to end."""
-        self.alone = True
+        self.is_only_worker = True
         """Whether no other worker has to agree on the update after which all end."""
         self.signal: int = signal.SIGTERM
         """The signal that asked; SIGTERM for `request`."""
-        self._agreed = False
+        self._has_consensus = False
         self._listening = self._scoring = False
 
     def request(self, why: str = "preempted") -> None:
@@ -41,14 +41,14 @@ class Signals:
         if not self.why:
             self.why, self.signal = why, signal.SIGTERM
 
-    def agree(self, why: str) -> None:
+    def end_together(self, why: str) -> None:
         """Says that all workers have agreed to end after this update."""
         self.request(why)
-        self._agreed = True
+        self._has_consensus = True
 
     def check(self) -> None:
         """Raises `Interrupted` if the training is asked to end, and no worker has to be waited for."""
-        if self.why and self._listening and (self.alone or self._agreed):
+        if self.why and self._listening and (self.is_only_worker or self._has_consensus):
             raise Interrupted
 
     def check_scoring(self) -> None:
@@ -74,21 +74,21 @@ class Signals:
     @contextmanager
     def listening(self, wanted: bool) -> Iterator[None]:
         """Handles signals for a while, in the main thread, unless the program has handlers of its own."""
-        self.heard = ""  # `why` stays: what was asked for before a training still holds
-        self._listening, self._agreed = True, False
+        self.last_reason = ""  # `why` stays: what was asked for before a training still holds
+        self._listening, self._has_consensus = True, False
         before: dict[int, Any] = {}
         if wanted and threading.current_thread() is threading.main_thread():
             before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}
         for number in before:
-            signal.signal(number, self._heard)
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
-            self.heard, self.why, self._listening = self.why, "", False
+            self.last_reason, self.why, self._listening = self.why, "", False
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.why:
             self.why, self.signal = f"{signal.Signals(number).name} received", number
         elif number == signal.SIGINT and _is_session():

@@ -231,12 +231,9 @@ class Checkpointer:
                 return contents, found
         return stuck, checkpoint
 
+    @by_worker_0
     def begin(self, info: Info, nbytes: int) -> None:
         """The training is about to begin, or to go on."""
-        self._begin(info, nbytes)
-
-    @by_worker_0
-    def _begin(self, info: Info, nbytes: int) -> None:
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)

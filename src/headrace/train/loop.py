@@ -73,7 +73,7 @@ class Loop:
                 self._checkpointer.announce(self._info.step)
             except GeneratorExit:  # the loop of `steps` is closed
                 self._leave("left")
-        if self._signals.heard:
+        if self._signals.last_reason:
             raise self._signals.error()
         if self._info.raise_at_end is not None:
             raise self._info.raise_at_end
@@ -97,7 +97,7 @@ class Loop:
         self._workers.enter(self._plan.train, trainer.all_modules, self._facts(), self._signals)
         self._checkpointer.choose(trainer.model, self._at.settings)
         info.run = info.history.run = self._checkpointer.path
-        self._signals.alone = info.alone = not self._workers.in_step
+        self._signals.is_only_worker = info.alone = not self._workers.in_step
         info.leased, trainer.last_training.info = self._workers.strategy.centered, info
         if self._checkpointer.keeps and trainer.has_own_train_step:
             trainer.last_training.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.all_modules)

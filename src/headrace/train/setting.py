@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -38,27 +39,22 @@ class BetweenTrainings:
         return self if trainer is None else vars(trainer)[self.name]
 
     def __set__(self, trainer: Trainer, value: Any) -> None:
-        if trainer.is_made:
-            self._check(trainer, value)
-            _remember(trainer, self.name, value)
-        if self.name == "metrics" and not isinstance(value, MetricsByOutput):
-            value = MetricsByOutput(value)
-        vars(trainer)[self.name] = value
-        if self.name == "metrics" and trainer.is_made:
-            trainer.updates.measure(value.output_getters(measured_by(trainer.objectives, trainer.target)))
-
-    def _check(self, trainer: Trainer, value: Any) -> None:
+        if not trainer.is_made:
+            vars(trainer)[self.name] = value
+            return
         if trainer.use.trainings:
             hint = "Say batch_size={0: 32, '5 epochs': 64}." if self.name == "batch_size" else "Set it before fit()."
             raise ConfigError(f"{self.name} cannot be changed while a training is under way. {hint}")
         check_setting(self.name, value)
+        _remember(trainer, self.name, value)
+        if self.name == "metrics":
+            value = MetricsByOutput(value)
+            trainer.updates.measure(value.output_getters(measured_by(trainer.objectives, trainer.target)))
+        vars(trainer)[self.name] = value
 
 
-class OfUpdates:
+class OfUpdates(BetweenTrainings):
     """A setting of a trainer that holds from the next update on. A training under way keeps it in its state."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
 
     def __get__(self, trainer: Trainer | None, owner: type | None = None) -> Any:
         return self if trainer is None else getattr(trainer.updates.settings, self.name)
@@ -80,18 +76,13 @@ def check_change(name: str) -> None:
     """Raises on an attribute that a trainer, once it is made, does not let anybody set."""
     if name in MADE_WITH:
         raise ConfigError(f"{name} is what a trainer is made with, and stays as it is. Make another Trainer with it.")
-    if name in OF_TRAINER:
-        raise _taken(name)
+    check_names([name])
 
 
-def check_names(kind: type) -> None:
-    """Raises on a class of trainers that gives a part of `Trainer` another meaning."""
-    if taken := [name for name in OF_TRAINER if name in vars(kind)]:
-        raise _taken(taken[0])
-
-
-def _taken(name: str) -> ConfigError:
-    return ConfigError(f"{name!r} is a part of every trainer, which it works with. Choose another name.")
+def check_names(names: Iterable[str]) -> None:
+    """Raises on attributes that give a part of `Trainer` another meaning."""
+    if taken := [name for name in names if name in OF_TRAINER]:
+        raise ConfigError(f"{taken[0]!r} is a part of every trainer, which it works with. Choose another name.")
 
 
 def _remember(trainer: Trainer, name: str, value: Any) -> None:

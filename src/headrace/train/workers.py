@@ -174,7 +174,7 @@ class Workers:
             reasons = self.comm.all_gather(signals.why if vote.leave else info.stop_request)
             why = next(filter(None, reasons), "stopped")
             if vote.leave:
-                signals.agree(why)
+                signals.end_together(why)
             info.stopping = info.stopping or why
         return vote.save
 
