@@ -170,16 +170,6 @@ def test_a_parameter_without_gradient_does_not_move_even_with_weight_decay() -> 
     assert model.unused.weight not in optimizer.state
 
 
-def test_parameter_groups_keep_their_own_weight_decay() -> None:
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        weights = [p for p in model.parameters() if p.dim() > 1]
-        biases = [p for p in model.parameters() if p.dim() == 1]
-        return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}])
-
-    (raw, o1), (ours, o2) = both(odd_mlp, optimizer)
-    assert equal(raw_loop(raw, o1), fitted(ours, o2))
-
-
 def test_the_state_of_the_optimizer_is_that_of_the_raw_loop_too() -> None:
     (raw, o1), (ours, o2) = both(Sometimes, lambda model: torch.optim.Adam(model.parameters()))
     raw_loop(raw, o1)
@@ -189,85 +179,82 @@ def test_the_state_of_the_optimizer_is_that_of_the_raw_loop_too() -> None:
     assert all(torch.equal(a[k][name], b[k][name]) for k in a for name in a[k])
 
 
-@pytest.mark.parametrize(("loss", "fn"), [(nn.MSELoss(), F.mse_loss), (nn.L1Loss(), F.l1_loss), (hr.Huber(), None)])
-def test_regression_losses_give_the_bits_of_the_raw_loop(loss: Any, fn: Any) -> None:
-    fn = fn or (lambda out, y: F.smooth_l1_loss(out, y, beta=0.11))
-    y = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(5))
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
-    assert equal(raw_loop(raw, o1, loss=fn, y=y), fitted(ours, o2, loss=loss, y=y))
+class Bag(nn.Module):
+    """Has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.leave = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49)))
 
 
-def test_a_plain_function_as_loss_gives_the_bits_of_the_raw_loop() -> None:
-    def fn(outputs: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, target) + 0.01 * outputs.square().mean()
-
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
-    assert equal(raw_loop(raw, o1, loss=fn), fitted(ours, o2, loss=fn))
+def decaying_weights(model: nn.Module) -> torch.optim.Optimizer:
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}])
 
 
-def test_clipping_by_value_is_exact_and_by_norm_to_rounding() -> None:
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
-    assert equal(raw_loop(raw, o1, clip_value=0.01), fitted(ours, o2, clip_value=0.01))
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
-    raw_loop(raw, o1, clip_norm=0.1)
-    fitted(ours, o2, clip_norm=0.1)
-    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+def penalised(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, target) + 0.01 * outputs.square().mean()
 
 
-@pytest.mark.parametrize("weights", [None, torch.linspace(0.5, 2.0, 7)])
-def test_where_rounding_is_allowed_it_stays_below_one_in_a_million(weights: Tensor | None) -> None:
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+NUMBERS = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(5))
+MOMENTUM: Any = lambda model: OPTIMIZERS["momentum"](model.parameters())  # noqa: E731
+FUSED: Any = lambda model: torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)  # noqa: E731
+SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.1)
+WEIGHED = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2.0, 7))
+EXACT: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "groups with weight decay of their own": (odd_mlp, decaying_weights, {}, {}),
+    "squares": (odd_mlp, MOMENTUM, {"loss": F.mse_loss, "y": NUMBERS}, {"loss": nn.MSELoss(), "y": NUMBERS}),
+    "distances": (odd_mlp, MOMENTUM, {"loss": F.l1_loss, "y": NUMBERS}, {"loss": nn.L1Loss(), "y": NUMBERS}),
+    "Huber": (
+        odd_mlp,
+        MOMENTUM,
+        {"loss": lambda out, y: F.smooth_l1_loss(out, y, beta=0.11), "y": NUMBERS},
+        {"loss": hr.Huber(), "y": NUMBERS},
+    ),
+    "a plain function": (odd_mlp, MOMENTUM, {"loss": penalised}, {"loss": penalised}),
+    "clipped by value": (odd_mlp, MOMENTUM, {"clip_value": 0.01}, {"clip_value": 0.01}),
+    "no arena": (odd_mlp, MOMENTUM, {}, {"arena": False}),
+    "no arena, AdamW": (odd_mlp, lambda model: OPTIMIZERS["adamw"](model.parameters()), {}, {"arena": False}),
+    "sparse gradients": (Bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
+    "an optimizer that needs shapes": (odd_mlp, lambda model: torch.optim.Adafactor(model.parameters()), {}, {}),
+}
+"""The model, the optimizer, and the options of the loop by hand and of the trainer."""
+TRUTHS = (NUMBERS > 0).float()
+ROUNDED: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "clipped by norm": (odd_mlp, MOMENTUM, {"clip_norm": 0.1}, {"clip_norm": 0.1}),
+    "fused": (odd_mlp, FUSED, {"loss": F.cross_entropy}, {"loss": nn.CrossEntropyLoss()}),
+    "fused, with weights of classes": (odd_mlp, FUSED, {"loss": WEIGHED}, {"loss": WEIGHED}),
+    "truths": (
+        odd_mlp,
+        MOMENTUM,
+        {"loss": F.binary_cross_entropy_with_logits, "y": TRUTHS},
+        {"loss": nn.BCEWithLogitsLoss(), "y": TRUTHS},
+    ),
+    "smoothed labels": (odd_mlp, MOMENTUM, {"loss": SMOOTH}, {"loss": SMOOTH}),
+}
 
-    (raw, o1), (ours, o2) = both(odd_mlp, optimizer)
-    loss = nn.CrossEntropyLoss(weight=weights)
-    raw_loop(raw, o1, loss=loss)
-    fitted(ours, o2, loss=loss)
-    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_may_be_asked_for_gives_the_bits_of_the_raw_loop(name: str) -> None:
+    make, optimizer, by_hand, ours = EXACT[name]
+    (raw, o1), (model, o2) = both(make, optimizer)
+    assert equal(raw_loop(raw, o1, **by_hand), fitted(model, o2, **ours))
 
 
-def test_binary_cross_entropy_agrees_to_rounding() -> None:
-    y = (torch.rand(ROWS, 7, generator=torch.Generator().manual_seed(9)) > 0.5).float()
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
-    raw_loop(raw, o1, loss=F.binary_cross_entropy_with_logits, y=y)
-    fitted(ours, o2, loss=nn.BCEWithLogitsLoss(), y=y)
-    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
-
-
-def test_label_smoothing_agrees_to_rounding() -> None:
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
-    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
-    raw_loop(raw, o1, loss=loss)
-    fitted(ours, o2, loss=loss)
-    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_where_rounding_is_allowed_it_stays_below_one_in_a_million(name: str) -> None:
+    make, optimizer, by_hand, ours = ROUNDED[name]
+    (raw, o1), (model, o2) = both(make, optimizer)
+    raw_loop(raw, o1, **by_hand)
+    fitted(model, o2, **ours)
+    torch.testing.assert_close([*model.parameters()], [*raw.parameters()], rtol=0, atol=1e-6)
 
 
 def test_another_order_gives_other_weights() -> None:
     """The control: the comparison is able to fail."""
     (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["sgd"](model.parameters()))
     assert not equal(raw_loop(raw, o1, seed=1), fitted(ours, o2))
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw"])
-def test_arena_off_gives_the_same_bits(name: str) -> None:
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS[name](model.parameters()))
-    assert equal(raw_loop(raw, o1), fitted(ours, o2, arena=False))
-
-
-def test_optimizers_that_need_shapes_and_sparse_gradients_fall_back_to_single_parameters() -> None:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.leave = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 7)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49)))
-
-    (raw, o1), (ours, o2) = both(Bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
-    assert equal(raw_loop(raw, o1), fitted(ours, o2))
-    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: torch.optim.Adafactor(model.parameters()))
-    assert equal(raw_loop(raw, o1), fitted(ours, o2))

@@ -1,6 +1,5 @@
 """A bad number never reaches weights, buffers or optimizer: the run stops at that step, or leaves it out."""
 
-import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -124,38 +123,6 @@ def test_the_error_counts_the_steps_of_this_fit_as_the_history_does() -> None:
         fit(trainer, with_nan(40))
 
 
-def test_the_raw_loop_is_ruined_by_the_same_row() -> None:
-    """The control."""
-    model, (x, y) = network(), with_nan(20)
-    optimizer = momentum(model.parameters())
-    for rows in torch.arange(ROWS).split(BATCH):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    assert not any(bool(v.isfinite().any()) for k, v in model.state_dict().items() if k.startswith(("0.", "1.run")))
-
-
-def root(out: Tensor, y: Tensor) -> Tensor:
-    """Finite itself, but its gradient is 0 · ∞ where the target is 2."""
-    return F.cross_entropy(out, y) + torch.sqrt((out - out.detach()).abs().sum(dim=1) * (y == 2)).mean()
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_a_bad_gradient_of_a_finite_loss_is_found(on_device: bool) -> None:
-    y = Y.clone()
-    y[: 2 * BATCH] = 0
-
-    def bad_later(out: Tensor, target: Tensor) -> Tensor:
-        return root(out, target) if bool((target == 2).any()) else F.cross_entropy(out, target)
-
-    stopped, before = make(on_device, loss=bad_later), make(loss=bad_later)
-    with pytest.raises(hr.NonFiniteError, match=r"^step 3 .*gradient") as caught:
-        fit(stopped, (X, y))
-    assert on_device or "'3.weight'" in str(caught.value) or "'0.weight'" in str(caught.value)
-    fit(before, (X, y), steps=2)
-    same(stopped, before)
-
-
 @pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("rows", "name", "on_device"),
@@ -183,13 +150,6 @@ def test_skipping_leaves_bad_steps_out_and_counts_them(rows: tuple[int, ...], na
         optimizer.step()
     torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(state(trainer)["optimizer"], optimizer.state_dict()["state"], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_what_is_skipped_is_left_out_of_the_report(on_device: bool) -> None:
-    trainer = make(on_device, nonfinite="skip", metrics=["accuracy"])
-    history = fit(trainer, with_nan(20))
-    assert all(math.isfinite(value) for row in history for value in row.values())
 
 
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=["momentum", "adamw"], of=4))
@@ -334,11 +294,6 @@ def test_a_batch_without_any_weight_changes_nothing(loss: str, microbatch: int |
     history = fit(without, (X[kept], Y[kept]))
     same(trainer, without)
     assert info.history.last["train/loss/cross_entropy"] == pytest.approx(history.last["train/loss/cross_entropy"])
-
-
-def test_the_raw_loop_turns_a_batch_without_any_weight_into_nan() -> None:
-    """The control."""
-    assert math.isnan(F.cross_entropy(network()(X[:4]), torch.full((4,), -1), ignore_index=-1).item())
 
 
 def test_what_one_training_left_unsettled_is_no_concern_of_the_next() -> None:

@@ -118,7 +118,7 @@ def test_one_norm_of_all_gradients_is_clipped() -> None:
 def test_a_run_that_stops_after_any_update_goes_on_with_the_same_bits(make: Make, tmp_path: Path) -> None:
     reference = trainer(make, schedule=hr.Cosine(0.2))
     reference.fit((X, Y), steps=STEPS, progress=False)
-    for stop in range(1, STEPS):
+    for stop in range(1, STEPS, 2):
         first = trainer(make, schedule=hr.Cosine(0.2))
         with contextlib.closing(first.steps((X, Y), steps=STEPS, run=tmp_path / str(stop))) as steps:
             for info in steps:

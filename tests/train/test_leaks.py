@@ -68,13 +68,12 @@ def constant(found: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epochs", [45, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_long_training_holds_on_to_nothing(epochs: int, tmp_path: Path) -> None:
+def test_a_long_training_holds_on_to_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    found = measured(run, epochs)
+    found = measured(run, epochs=200)
     assert constant(found), found[:: len(found) - 1]
     assert found[0]["children"] == []
-    assert slope(found) < BYTES_PER_EPOCH * (1 if epochs == 200 else 5), "a few epochs say less of memory"
+    assert slope(found) < BYTES_PER_EPOCH
     names = {"run.json", "config.json", "log.txt", "metrics.jsonl", "times.jsonl", "lock", "best", "checkpoints", "tb"}
     assert {path.name for path in run.iterdir()} == names
     assert {path.name for path in (run / "best").iterdir()} == {"model.safetensors", "best.json"}

@@ -198,21 +198,6 @@ def test_what_is_said_of_the_weights_after_an_optimizer_ran_out_of_memory_is_tru
     assert not half or "half an update" in text
 
 
-@pytest.mark.parametrize(("error", "place"), sampled(product(ERRORS, PLACES), keep=[OTHER], of=3))
-def test_the_trainer_is_of_use_afterwards(error: str, place: str) -> None:
-    broken, whole = make(Hungry(error, place, first=3)), make(Hungry(error, "never"))
-    torch.manual_seed(5)
-    with pytest.raises(hr.OutOfMemoryError):
-        quiet(broken)
-    broken.model.place = "never"
-    torch.manual_seed(5)
-    quiet(whole, steps=2)
-    for trainer in (broken, whole):
-        torch.manual_seed(6)
-        quiet(trainer)
-    same(state(broken), state(whole))
-
-
 @pytest.mark.parametrize(("error", "place"), sampled(product(ERRORS, PLACES), keep=[OTHER], of=4))
 def test_a_run_goes_on_from_its_last_checkpoint(error: str, place: str, tmp_path: Path) -> None:
     never, broken, resumed = make(Hungry(error, "never")), make(Hungry(error, place, first=8)), make(Hungry(error, ""))
@@ -288,26 +273,6 @@ def test_microbatches_are_halved_until_they_fit_and_stay_so(error: str, place: s
     torch.testing.assert_close(state(found)["model"], state(expected)["model"], rtol=0, atol=2e-5)
 
 
-def test_the_gradient_is_that_of_the_whole_batch() -> None:
-    model, whole = Hungry("of torch", "forward", 3, plain=True), Hungry("of torch", "never", plain=True)
-    gradients = []
-    for trained, microbatch in ((model, "auto"), (whole, None)):
-        trainer = hr.Trainer(
-            trained,
-            hr.CrossEntropy(),
-            torch.optim.SGD(trained.parameters(), lr=1.0),
-            batch_size=BATCH,
-            microbatch=microbatch,
-        )
-        before = {name: value.clone() for name, value in trained.state_dict().items()}
-        with told("memory ran out", microbatch == "auto"):
-            trainer.step((X[:BATCH], Y[:BATCH]))
-        trainer.release()
-        gradients.append({name: before[name] - value for name, value in trained.state_dict().items()})
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
-    assert max(float(gradient.abs().max()) for gradient in gradients[0].values()) > 0.01
-
-
 @pytest.mark.parametrize("place", ["forward", "backward"])
 def test_a_step_that_is_tried_again_draws_the_same_numbers_and_counts_its_rows_once(place: str) -> None:
     """What is left is what the smaller microbatch would have left by itself."""
@@ -319,11 +284,6 @@ def test_a_step_that_is_tried_again_draws_the_same_numbers_and_counts_its_rows_o
         with told("memory ran out", trainer is found):
             quiet(trainer)
     same(state(found), state(expected))
-
-
-def test_it_says_what_it_has_done() -> None:
-    with pytest.warns(UserWarning, match=r"memory ran out with 8 rows at once: going on with microbatch=4\."):
-        quiet(make(Hungry("of torch", "forward", 4, plain=True), microbatch="auto"))
 
 
 @pytest.mark.parametrize("microbatch", ["auto", None, 4, 1])

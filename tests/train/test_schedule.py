@@ -97,26 +97,6 @@ def test_a_cooldown_of_a_trunk_has_the_bits_of_the_training_that_ends_there(tmp_
     assert all(map(torch.equal, cooled.model.parameters(), straight.model.parameters()))
 
 
-def test_lengths_that_do_not_fit_or_cannot_be_known_are_refused() -> None:
-    for schedule, limits, message in [
-        (lambda: hr.WSD("15 steps", "6 steps"), {"steps": 20}, "shorter than warmup='15 steps' and decay='6 steps'"),
-        (lambda: hr.Cosine("1 min"), {"steps": 20}, "minutes"),
-        (lambda: hr.InverseSqrt(0.0), {"steps": 20}, "more than 0"),
-    ]:
-        with pytest.raises(hr.ConfigError, match=message):
-            used(make(schedule()), **limits)
-    with pytest.raises(hr.ConfigError, match="shape"):
-        hr.WSD(shape="steep")  # type: ignore[arg-type]
-    with pytest.raises(hr.ConfigError, match="in a training only"):
-        hr.WSD("4 steps")(0.5)
-
-
-def test_one_cycle_rises_to_its_peak_and_falls() -> None:
-    factor = hr.OneCycle(peak=0.25, start=0.1, end=0.01)
-    assert [factor(p) for p in (0.0, 0.125, 0.25, 0.625, 1.0)] == pytest.approx([0.1, 0.55, 1.0, 0.505, 0.01])
-    assert factor(3.0) == pytest.approx(0.01)
-
-
 def test_one_cycle_is_that_of_torch() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -139,13 +119,6 @@ def test_every_curve_stays_between_nothing_and_the_rate_wherever_its_top_is(prog
 def test_every_curve_reaches_the_rate_at_its_top(top: float) -> None:
     for factor in (hr.Cosine(top), hr.Linear(top), hr.OneCycle(top)):
         assert factor(top) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("curve", [hr.Cosine, hr.Linear, hr.OneCycle])
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_a_share_that_is_none_is_refused(curve: Any, share: float) -> None:
-    with pytest.raises(hr.ConfigError, match=r"warmup=|peak="):
-        make(curve(share))
 
 
 # --- by progress --------------------------------------------------------------------------------------------
@@ -257,26 +230,6 @@ def test_progress_goes_on_where_it_was_with_batches_of_another_size(left: int, t
     assert seen.used[-1] == pytest.approx(1 / 36)
 
 
-def test_a_training_that_goes_on_without_its_schedule_has_the_first_rate_again(tmp_path: Path) -> None:
-    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, run=tmp_path / "run"):
-        if info.step == 7:
-            break
-    seen = Rates()
-    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": hr.Run(tmp_path / "run", override=True)}
-    make(None).fit(DATA, callbacks=[seen], **options)
-    assert seen.used == [1.0] * 13
-
-
-def test_or_with_one_of_torch_begins_that_with_the_first_rate(tmp_path: Path) -> None:
-    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, run=tmp_path / "run"):
-        if info.step == 10:
-            break
-    seen = Rates()
-    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": hr.Run(tmp_path / "run", override=True)}
-    make(hr.Schedule(halving)).fit(DATA, callbacks=[seen], **options)
-    assert seen.used == [1.0] * 5 + [0.5] * 5
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -316,22 +269,6 @@ def test_other_groups_keep_their_ratio_to_rates_by_lengths_also_in_another_train
     for _ in range(2):
         seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
         assert seen == [[1.0, 0.25]] * 2 + [[0.1, 0.025]] * 3
-
-
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({}, "begins with a value for 0"),
-        ({"1 epoch": 0.1}, "begins with a value for 0"),
-        ({0: 0.1, "2 min": 0.1}, "minutes differ"),
-        ({0: 0.1, "2 epoch s": 0.1}, "schedule= is a number and a unit"),
-        ({0: "fast"}, "rates that are not negative, got 'fast' for 0"),
-        ({0: 0.1, "1 epoch": -0.1}, "rates that are not negative, got -0.1 for '1 epoch'"),
-    ],
-)
-def test_rates_by_lengths_that_cannot_be_are_refused_at_once(given: Any, error: str) -> None:
-    with pytest.raises(hr.ConfigError, match=error):
-        make(given)
 
 
 def test_the_report_shows_the_rate_of_the_last_update() -> None:
@@ -409,11 +346,6 @@ def test_several_optimizers_are_all_moved() -> None:
         assert optimizers["b"].param_groups[0]["lr"] == pytest.approx(2.4 - 0.4 * info.step)
 
 
-def test_a_training_that_only_the_clock_ends_has_no_progress() -> None:
-    with pytest.raises(hr.ConfigError, match="limit in epochs, steps or samples"):
-        used(make(hr.Cosine()), minutes=1)
-
-
 def test_the_rates_are_those_of_a_loop_of_ones_own() -> None:
     """To the last bit."""
     trainer = make(hr.Cosine(0.2), 0.3, order="none")
@@ -437,10 +369,6 @@ def halving(optimizer: torch.optim.Optimizer, total: int | None) -> Any:
     return rates.StepLR(optimizer, 1, gamma=0.5)
 
 
-def test_a_scheduler_of_torch_steps_after_every_epoch() -> None:
-    assert used(make(hr.Schedule(halving)), epochs=3) == [1.0] * 5 + [0.5] * 5 + [0.25] * 5
-
-
 def optional_total(optimizer: torch.optim.Optimizer, total: int | None = None) -> Any:
     return rates.LinearLR(optimizer, 1.0, 0.0, total_iters=total or 1)
 
@@ -461,43 +389,6 @@ def test_what_makes_a_scheduler_is_called_with_the_arguments_that_it_requires(
     make_scheduler: Any, expected: list[float]
 ) -> None:
     assert used(make(hr.Schedule(make_scheduler)), DATA, epochs=2) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("kind", [rates.StepLR, rates.OneCycleLR, partial(rates.StepLR, gamma=0.5)])
-def test_a_scheduler_that_lacks_an_argument_is_refused_at_once(kind: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=r"needs more than the optimizer.*lambda optimizer: (StepLR|OneCycleLR)\("):
-        hr.Schedule(kind)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "complaint"),
-    [
-        (lambda p: min(1, 0.1 / p), "failed at the progress 0: ZeroDivisionError"),
-        (lambda o: rates.StepLR(o, 1), "failed at the progress 0: TypeError"),
-        (lambda o, total: rates.StepLR(o, total), "failed at the progress 0: TypeError"),
-        (lambda: 1.0, "failed at the progress 0: TypeError"),
-        (lambda p: None, "gave a NoneType at the progress 0, not a number"),
-        (hr.Schedule(lambda optimizer: rates.StepLR(optimizer)), "made no scheduler: TypeError"),
-        (hr.Schedule(lambda optimizer: 0.5), "made a float"),
-    ],
-)
-def test_what_gives_no_factor_and_no_scheduler_is_refused_before_the_first_update(
-    schedule: Any, complaint: str
-) -> None:
-    trainer, seen = make(schedule), Rates()
-    before = trainer.model.weight.clone()
-    with pytest.raises(hr.ConfigError, match=rf"schedule= {complaint}.*0 at the first update.*hr\.Schedule\(make\)"):
-        trainer.fit(DATA, epochs=2, progress=False, callbacks=[seen])
-    assert seen.used == []
-    assert torch.equal(trainer.model.weight, before)
-
-
-def test_a_function_of_the_progress_is_called_once_for_each_update() -> None:
-    asked: list[float] = []
-    trainer = make(lambda progress: asked.append(progress) or 1.0)  # type: ignore[func-returns-value]
-    assert asked == []
-    used(trainer, epochs=2)
-    assert asked == pytest.approx([k / 10 for k in range(10)])
 
 
 @pytest.mark.parametrize(
@@ -541,24 +432,6 @@ def test_a_plateau_is_told_the_score_of_the_validation_just_made() -> None:
     assert found == [1.0] * 10 + [0.5] * 5
     trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o), monitor="train/loss"))
     assert len(used(trainer)) == 10
-
-
-@pytest.mark.parametrize(
-    ("monitor", "val", "said"),
-    [
-        ("val/loss", None, "ReduceLROnPlateau looks at 'val/loss', and there are no val data"),
-        ("val/accuracy", DATA, "'val/accuracy', which is not measured. There are: train/loss, .*val/loss"),
-        ("val_loss", DATA, "'val_loss', which is not measured. Did you mean 'val/loss'"),
-        ("mine", DATA, "'mine', which is not measured"),
-    ],
-)
-def test_a_plateau_of_a_number_that_will_not_come_is_refused_before_the_first_update(
-    monitor: str, val: Any, said: str
-) -> None:
-    trainer, seen = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o), monitor=monitor)), Rates()
-    with pytest.raises(hr.ConfigError, match=said):
-        trainer.fit(DATA, val, epochs=2, progress=False, callbacks=[seen])
-    assert seen.used == []
 
 
 @pytest.mark.parametrize(
@@ -625,31 +498,96 @@ def falls(every: str) -> hr.Schedule:
     )
 
 
-def test_what_is_no_schedule_is_refused_at_once() -> None:
-    for bad in (3, "cosine", [hr.OneCycle()]):
-        with pytest.raises(hr.ConfigError, match="schedule= takes"):
-            make(bad)
-    made = rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)
-    for kind in (made, rates.StepLR, partial(rates.StepLR, step_size=2)):
-        with pytest.raises(hr.ConfigError, match=r"no StepLR itself.*Pass hr\.Schedule\(lambda optimizer: StepLR\("):
-            make(kind)
-
-
-def test_what_makes_no_scheduler_is_refused_before_the_first_update() -> None:
-    trainer = make(hr.Schedule(lambda optimizer, total: 3))  # type: ignore[arg-type, return-value]
-    before = trainer.model.weight.clone()
-    with pytest.raises(hr.ConfigError, match="schedule= made a int"):
-        used(trainer)
-    assert torch.equal(trainer.model.weight, before)
-    with pytest.raises(hr.ConfigError, match="takes a function"):
-        hr.Schedule(3)  # type: ignore[arg-type]
-    with pytest.raises(hr.ConfigError, match="every="):
-        hr.Schedule(halving, every="5 min")
-
-
 def test_a_factor_may_be_an_object_with_a_call_and_arguments_that_need_not_be_given() -> None:
     class Falls:
         def __call__(self, progress: float, power: float = 2.0) -> float:
             return (1 - progress) ** power
 
     assert used(make(Falls()), epochs=1) == pytest.approx([1, 0.64, 0.36, 0.16, 0.04])
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [(None, [1.0] * 10), (hr.Schedule(halving), [1.0] * 5 + [0.5] * 5)])
+def test_a_training_that_goes_on_with_another_schedule_has_the_first_rate_again(
+    schedule: Any, expected: list[float], tmp_path: Path
+) -> None:
+    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, run=tmp_path / "run"):
+        if info.step == 10:
+            break
+    run = hr.Run(tmp_path / "run", override=True)
+    assert used(make(schedule), epochs=4, run=run) == expected
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
+
+STEP = rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)
+AT_ONCE: list[tuple[Callable[[], Any], str]] = [
+    *((lambda c=c, s=s: c(s), "warmup=|peak=") for c in (hr.Cosine, hr.Linear, hr.OneCycle) for s in (-0.1, 1.5)),
+    (lambda: hr.Cosine(float("nan")), "warmup="),
+    (lambda: hr.Cosine("1 min"), "minutes"),
+    (lambda: hr.WSD(shape="steep"), "shape"),  # type: ignore[arg-type]
+    (lambda: hr.WSD("4 steps")(0.5), "in a training only"),
+    (lambda: {}, "begins with a value for 0"),
+    (lambda: {"1 epoch": 0.1}, "begins with a value for 0"),
+    (lambda: {0: 0.1, "2 min": 0.1}, "minutes differ"),
+    (lambda: {0: 0.1, "2 epoch s": 0.1}, "schedule= is a number and a unit"),
+    (lambda: {0: "fast"}, "rates that are not negative, got 'fast' for 0"),
+    (lambda: {0: 0.1, "1 epoch": -0.1}, "rates that are not negative, got -0.1 for '1 epoch'"),
+    *((lambda bad=bad: bad, "schedule= takes") for bad in (3, "cosine", [hr.OneCycle()])),
+    *(
+        (lambda kind=kind: kind, r"no StepLR itself.*Pass hr\.Schedule\(lambda optimizer: StepLR\(")
+        for kind in (STEP, rates.StepLR, partial(rates.StepLR, step_size=2))
+    ),
+    *(
+        (lambda kind=kind: hr.Schedule(kind), r"needs more than the opt.*lambda optimizer: (StepLR|OneCycleLR)\(")
+        for kind in (rates.StepLR, rates.OneCycleLR, partial(rates.StepLR, gamma=0.5))
+    ),
+    (lambda: hr.Schedule(3), "takes a function"),  # type: ignore[arg-type]
+    (lambda: hr.Schedule(halving, every="5 min"), "every="),
+]
+
+
+@pytest.mark.parametrize("number", range(len(AT_ONCE)))
+def test_what_is_no_schedule_is_refused_at_once(number: int) -> None:
+    schedule, message = AT_ONCE[number]
+    with pytest.raises(hr.ConfigError, match=message):
+        make(schedule())
+
+
+TAKES = r".*0 at the first update.*hr\.Schedule\(make\)"
+PLATEAU: Any = lambda o, n: rates.ReduceLROnPlateau(o)  # noqa: E731
+BEFORE: list[tuple[Any, dict[str, Any], str]] = [
+    (hr.WSD("15 steps", "6 steps"), {"steps": 20}, "shorter than warmup='15 steps' and decay='6 steps'"),
+    (hr.InverseSqrt(0.0), {"steps": 20}, "more than 0"),
+    (hr.Cosine(), {"minutes": 1}, "limit in epochs, steps or samples"),
+    (lambda p: min(1, 0.1 / p), {}, "schedule= failed at the progress 0: ZeroDivisionError" + TAKES),
+    (lambda o: rates.StepLR(o, 1), {}, "schedule= failed at the progress 0: TypeError" + TAKES),
+    (lambda o, total: rates.StepLR(o, total), {}, "schedule= failed at the progress 0: TypeError" + TAKES),
+    (lambda: 1.0, {}, "schedule= failed at the progress 0: TypeError" + TAKES),
+    (lambda p: None, {}, "schedule= gave a NoneType at the progress 0, not a number" + TAKES),
+    (hr.Schedule(lambda optimizer: rates.StepLR(optimizer)), {}, "schedule= made no scheduler: TypeError" + TAKES),  # type: ignore[call-arg]
+    (hr.Schedule(lambda optimizer: 0.5), {}, "schedule= made a float" + TAKES),  # type: ignore[arg-type, return-value]
+    (hr.Schedule(PLATEAU), {}, "ReduceLROnPlateau looks at 'val/loss', and there are no val data"),
+    (
+        hr.Schedule(PLATEAU, monitor="val/accuracy"),
+        {"val": DATA},
+        "'val/accuracy', which is not measured. There are: train/loss, .*val/loss",
+    ),
+    (
+        hr.Schedule(PLATEAU, monitor="val_loss"),
+        {"val": DATA},
+        "'val_loss', which is not measured. Did you mean 'val/loss'",
+    ),
+    (hr.Schedule(PLATEAU, monitor="mine"), {"val": DATA}, "'mine', which is not measured"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BEFORE)))
+def test_what_gives_no_rate_is_refused_before_the_first_update(number: int) -> None:
+    schedule, options, message = BEFORE[number]
+    trainer, seen = make(schedule), Rates()
+    before = trainer.model.weight.clone()
+    limits = {} if options.keys() & {"steps", "minutes"} else {"epochs": 2}
+    with pytest.raises(hr.ConfigError, match=message):
+        trainer.fit(DATA, progress=False, callbacks=[seen], **{**options, **limits})
+    assert seen.used == []
+    assert torch.equal(trainer.model.weight, before)

@@ -47,7 +47,7 @@ def seen(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_second_trainer_fails_at_once_and_names_the_first(times: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train, tmp_path, run, True) as first:
@@ -73,7 +73,7 @@ def train_when_told(run: str) -> None:
     train(run, True)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_of_two_that_start_at_the_same_moment_one_trains(times: int, tmp_path: Path) -> None:
     for k in range(times):
         run = tmp_path / str(k)
