@@ -67,6 +67,15 @@ CHANGED = [
 ]
 
 
+HOOKS = ["on_epoch_start", "on_epoch_end", "on_validation_end", "on_report", "on_checkpoint"]
+IN_PARTS = [
+    *("momentum_encoder", "data_multiplied", "view_written", "codebook", "by_numpy", "buffer_counts"),
+    *("frozen_norm", "tensor_of_a_closure", "draws_from_torch", "counts_in_a_buffer", "annealed"),
+]
+"""Of these, some updates are not made, or are made in parts."""
+WHYS = ["not finite", "ignored", "in microbatches"]
+
+
 class AtReport(hr.Callback):
     """Changes something in the middle of an epoch, at a report; updates before and after it are made at once."""
 
@@ -206,8 +215,14 @@ def test_what_changes_an_optimizer_is_as_effective_as_in_a_loop_by_hand(name: st
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("name", CHANGED)
-@pytest.mark.parametrize("hook", ["on_epoch_start", "on_epoch_end", "on_validation_end", "on_report", "on_checkpoint"])
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    sampled(
+        product(HOOKS, CHANGED),
+        keep={*product(HOOKS, ["annealed"]), *((HOOKS[k % len(HOOKS)], name) for k, name in enumerate(CHANGED))},
+        of=12,
+    ),
+)
 def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: str, tmp_path: Path) -> None:
     found = []
     for tape in (False, "auto"):
@@ -230,8 +245,9 @@ def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: st
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("name", CHANGED)
-@pytest.mark.parametrize("hook", ["on_step_end", "on_macrobatch_end"])
+@pytest.mark.parametrize(
+    ("hook", "name"), [(["on_step_end", "on_macrobatch_end"][k % 2], name) for k, name in enumerate(CHANGED)]
+)
 def test_a_callback_of_a_prediction_may_change_the_model(hook: str, name: str) -> None:
     found = []
     for tape in (False, "auto"):
@@ -251,13 +267,13 @@ def test_a_callback_of_a_prediction_may_change_the_model(hook: str, name: str) -
 @pytest.mark.takes_turns
 @pytest.mark.filterwarnings("ignore:the model has .* with microbatches:UserWarning")
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("momentum_encoder", "data_multiplied", "view_written", "codebook", "by_numpy", "buffer_counts"),
-        *("frozen_norm", "tensor_of_a_closure", "draws_from_torch", "counts_in_a_buffer", "annealed"),
-    ],
+    ("what", "name"),
+    sampled(
+        product(WHYS, IN_PARTS),
+        keep={*product(WHYS, ["annealed"]), *((WHYS[k % 3], name) for k, name in enumerate(IN_PARTS))},
+        of=4,
+    ),
 )
-@pytest.mark.parametrize("what", ["not finite", "ignored", "in microbatches"])
 def test_updates_that_are_not_made_or_made_in_parts_leave_what_torch_leaves(what: str, name: str) -> None:
     x, y = X.clone(), Y.clone()
     options: dict[str, Any] = {}
@@ -347,9 +363,10 @@ def beside_draws(model: nn.Module, late: bool) -> Cheat:
 
 
 @pytest.mark.takes_turns
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("by_fit", [False, True])
-@pytest.mark.parametrize("tape", ["auto", True])
+@pytest.mark.parametrize(
+    ("tape", "by_fit", "late"),
+    [("auto", True, True), ("auto", False, False), (True, True, False), (True, False, True)],
+)
 def test_random_numbers_of_another_thread_do_not_disturb_a_model_that_draws_none(
     tape: Any, by_fit: bool, late: bool
 ) -> None:
