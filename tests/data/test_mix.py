@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.adapters import compose
-from headrace.data.mix_order import ROUND, MixOrder
+from headrace.data.orders import ROUND, MixOrder
 
 
 def numbered(rows: int, first: int) -> hr.ArrayTable:

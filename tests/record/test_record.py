@@ -33,7 +33,7 @@ from kit.recorded import (
 from torch import nn
 
 import headrace as hr
-from headrace.data.mix_order import MixOrder
+from headrace.data.orders import MixOrder
 from headrace.errors import RunError
 from headrace.record.verify import differences
 from headrace.store.checkpoints import Store

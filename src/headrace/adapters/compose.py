@@ -12,8 +12,8 @@ from torch import Tensor
 from ..data.batch import Batch
 from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped, takes_draws
-from ..data.mix_order import MixOrder
 from ..data.order import Permutation
+from ..data.orders import MixOrder
 from ..data.packed import PackedTable
 from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table

@@ -109,7 +109,7 @@ def expect(batch: Batch, declared: Sequence[Stream], who: str) -> None:
         raise SourceError(f"{who} gave a batch without rows.")
     for stream in declared:
         if stream.name not in batch.fields:
-            raise SourceError(f"{who} gave a batch with the streams {list(batch)} only.")
+            raise SourceError(f"{who} gave a batch with the streams {list(batch.fields)} only.")
         if not is_like(batch.fields[stream.name], stream):
             raise SourceError(
                 f"{who}: expected {stream}, got {Stream.of(stream.name, batch[stream.name])}. "

@@ -11,10 +11,9 @@ import torch
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
-from .buckets import BucketOrder
 from .encoding import Encoding
-from .mix_order import MixOrder
 from .order import Order
+from .orders import BucketOrder, MixOrder
 from .reading import BY_BLOCKS, Reading
 from .shard import WHOLE, Shard
 from .source import Source, Table, check_fixed, check_names, forwarded
@@ -93,7 +92,7 @@ class Reader(Source):
     """Rows read since the beginning of the first epoch."""
 
     table: Table = forwarded("reading.table")
-    order: Order | MixOrder = forwarded("reading.order")
+    order: Order = forwarded("reading.order")
     """The order in which rows are read."""
     end: int | None = forwarded("reading.end")
     """The position at which it is finished, if it ever is."""
@@ -153,7 +152,7 @@ class Reader(Source):
         self.position = self.reading.position(state)
 
 
-def _in_buckets(table: Table, order: Order | MixOrder, stream: str, batch_size: int | None) -> BucketOrder:
+def _in_buckets(table: Table, order: Order, stream: str, batch_size: int | None) -> BucketOrder:
     """An order in which batches have rows of like length."""
     table.sequence(stream)
     if not (size := whole(batch_size)):

@@ -18,7 +18,6 @@ from ..length import whole
 from .batch import Batch, Macrobatch, State
 from .draws import Draws
 from .fields import Field, cat
-from .mix_order import MixOrder
 from .order import VERSION, Indices, Order
 from .shard import WHOLE, Shard
 from .source import Cursor, Table, check_batch
@@ -38,7 +37,7 @@ class Reading:
     """
 
     table: Table
-    order: Order | MixOrder
+    order: Order
     """The order in which rows are read."""
     count: str = "rows"
     crosses: bool = False

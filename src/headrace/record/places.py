@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..data.mix_order import MixOrder
 from ..data.order import Order
 from ..data.reader import Reader
 from ..data.staging import Sizes
@@ -28,7 +27,7 @@ class Places:
         if cursor["count"] != "rows":
             raise RunError(f"the batches of this run count {cursor['count']}, not rows: their places are not known.")
         known = {"seed": cursor["seed"], "block": cursor["block"], "mix": cursor["mix"]}
-        self._order: Order | MixOrder
+        self._order: Order
         self._order = reader.reading.order if reader is not None else Order(cursor["rows"], cursor["order"], **known)
         if self._order.n != cursor["rows"]:
             raise RunError(f"the run has read {cursor['rows']} rows, and these data have {self._order.n}.")
@@ -93,7 +92,7 @@ class Places:
             place = stop
 
 
-def rows_between(order: Order | MixOrder, place: int, stop: int) -> list[int]:
+def rows_between(order: Order, place: int, stop: int) -> list[int]:
     """The rows at places of an order, over ends of epochs."""
     found: list[int] = []
     while place < stop:

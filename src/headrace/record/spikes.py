@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..data.mix_order import MixOrder
+from ..data.orders import MixOrder
 from ..data.reader import Reader
 from ..errors import ConfigError, unknown
 from ..length import whole

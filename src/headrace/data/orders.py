@@ -1,6 +1,6 @@
-"""The order of a mix of several tables, whose proportions may change, as a pure function of (seed, epoch, position)."""
+"""Orders made of others: a mix of several tables, and batches whose rows have about the same length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -12,6 +12,7 @@ from ..length import whole
 from .order import VERSION, Indices, Order, Permutation
 
 ROUND = 1024  # rows of a mix in which the proportions are kept exactly
+BATCHES = 64  # whose rows are sorted together: more make lengths more alike, and batches less random
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,13 @@ class _Stage:
         ]
 
 
-class MixOrder:
+class MixOrder(Order):
     """Which row of the tables, laid end to end, stands at which position: a pure function of (seed, epoch, position).
 
     Every round of 1024 rows has the same number of each table, in an order of its own. The n-th row that a table has
     given is row n % len of its epoch n // len, so that none is repeated before all have had their turn. `later`: other
     weights, each from a position on, where a round begins.
     """
-
-    block, mix = ROUND, 1
-    batch_size = 0
-    """The rows of a batch, where points of the mix were given in steps."""
 
     def __init__(
         self,
@@ -77,7 +74,7 @@ class MixOrder:
             raise DataError(f"mix(): table {lengths.index(0)} has no rows.")
         if rows is not None and not whole(rows):
             raise ConfigError(f"mix(): rows= is a whole number greater than 0, got {rows!r}.")
-        self.n, self.seed = whole(rows) or sum(lengths), seed
+        self.n, self.seed, self.block, self.mix = whole(rows) or sum(lengths), seed, ROUND, 1
         self._orders = [Order(n, seed=seed + 1 + k) for k, n in enumerate(lengths)]
         self._firsts = [0, *accumulate(lengths)]
         self._stages = [_Stage(0, 0, _shares(weights), [0] * len(lengths))]
@@ -162,3 +159,42 @@ def _shares(weights: Sequence[float]) -> list[int]:
     if small := [weight for weight, share in zip(weights, shares, strict=True) if weight and not share]:
         raise ConfigError(f"mix(): weight {small[0]} is less than 1 in {ROUND}. Leave that table out.")
     return [int(share) for share in shares]
+
+
+class BucketOrder(Order):
+    """Another order, in which the rows of every 64 batches are sorted by length, and then these batches are shuffled.
+
+    `lengths`: of the rows of the table. The rows of one length stand in the order that they had.
+    """
+
+    def __init__(self, order: Order, stream: str, lengths: Callable[[], Indices], batch_size: int) -> None:
+        vars(self).update(vars(order))
+        self._order, self._lengths = order, lengths
+        self.kind, self.batch_size = f"{order.kind}, {batch_size} of like {stream}", batch_size
+        self._known: tuple[int, int, Indices] | None = None  # the epoch and the number of a window, and its rows
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        rows = np.empty(len(positions), np.int64)
+        windows, places = np.divmod(positions, BATCHES * self.batch_size)
+        for window in np.unique(windows):
+            those = windows == window
+            rows[those] = self._window(epoch, int(window))[places[those]]
+        return rows
+
+    def positions(self, epoch: int, row: int) -> list[int]:
+        window = self._order.positions(epoch, row)[0] // (BATCHES * self.batch_size)
+        return [window * BATCHES * self.batch_size + int(np.flatnonzero(self._window(epoch, window) == row)[0])]
+
+    def _window(self, epoch: int, window: int) -> Indices:
+        """The rows of a window: sorted, cut into batches, and these in an order of their own; a small one is last."""
+        if self._known is not None and self._known[:2] == (epoch, window):
+            return self._known[2]
+        size = BATCHES * self.batch_size
+        rows = self._order.indices(epoch, window * size, min(self.n, (window + 1) * size))
+        rows = rows[np.argsort(self._lengths()[rows], kind="stable")]
+        if (full := len(rows) // self.batch_size) > 1:
+            shuffle = Permutation(full, "buckets", VERSION, self.seed, epoch, window)(np.arange(full))
+            batches = rows[: full * self.batch_size].reshape(full, self.batch_size)[shuffle]
+            rows = np.concatenate([batches.reshape(-1), rows[full * self.batch_size :]])
+        self._known = epoch, window, rows
+        return rows
