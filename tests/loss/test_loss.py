@@ -85,15 +85,6 @@ MEANS = {
     "ce-met": Case(_CE(class_weights=W), X, Y, F.cross_entropy(X, Y, W)),
     "ce-classes": Case(_CE(class_weights=W, normalize="classes"), X, Y, (W[Y] * CE).sum() / (N * W.sum())),
     "ce-classes-uniform": Case(_CE(class_weights=[3.0] * K, normalize="classes"), X, Y, CE.mean() / K),
-    "ce-samples": Case(_CE(class_weights=W, normalize="samples"), X, Y, (W[Y] * CE).mean()),
-    "ce-samples-pixels": Case(_CE(normalize="samples"), IMAGES, MASKS, MASK_CE.sum() / N),
-    "ce-samples-pixels-ignore": Case(
-        _CE(normalize="samples", ignore_index=1),
-        *(IMAGES, MASKS, MASK_CE[MASKS != 1].sum() / ((MASKS != 1).sum() / MASKS[0].numel())),
-    ),
-    "ce-samples-pixels-probabilities": Case(
-        _CE(normalize="samples"), IMAGES, F.one_hot(MASKS, K).movedim(-1, 1).double(), MASK_CE.sum() / N
-    ),
     "ce-ignore": Case(_CE(ignore_index=2), X, Y, F.cross_entropy(X, Y, ignore_index=2)),
     "ce-ignore-outside": Case(_CE(ignore_index=-1), X, Y.where(Y != 2, -1), F.cross_entropy(X, Y, ignore_index=2)),
     "ce-ignore-met": Case(_CE(ignore_index=1, class_weights=W), X, Y, F.cross_entropy(X, Y, W, ignore_index=1)),
@@ -172,7 +163,6 @@ MEANS = {
     "focal-0": Case(_FOCAL(0.0), X, Y, CE.mean()),
     "focal-classes": Case(_FOCAL(class_weights=W), X, Y, (W[Y] * FOCAL).mean()),
     "focal-rows": Case(_FOCAL(weight="r"), X, Y, (R * FOCAL).sum() / R.sum()),
-    "focal-samples": Case(_FOCAL(class_weights=W, normalize="samples"), X, Y, (W[Y] * FOCAL).sum() / N),
     "focal-ignore": Case(_FOCAL(ignore_index=2), X, Y, FOCAL[Y != 2].mean()),
     "focal-ignore-rows": Case(_FOCAL(ignore_index=2, weight="r"), X, Y, (R * KEPT * FOCAL).sum() / (R * KEPT).sum()),
     "focal-pixels": Case(_FOCAL(0, weight="pixels"), IMAGES, MASKS, (PIXELS * MASK_CE).sum() / PIXELS.sum()),

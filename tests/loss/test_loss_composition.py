@@ -10,7 +10,6 @@ from kit.stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.loss.objective import as_objective
 
 N, K = 23, 5
 GENERATOR = torch.Generator().manual_seed(1)
@@ -89,33 +88,6 @@ class Normed(nn.Sequential):
         self.double()
 
 
-@pytest.mark.parametrize("gains", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_fused_prior_makes_the_updates_of_a_differentiable_one_under_sgd(gains: bool, momentum: float) -> None:
-    priors = hr.L2Prior(0.3, gains=gains), hr.L2Prior(0.3, gains=gains, fused=True)
-    models = [Normed() for _ in priors]
-    models[1].load_state_dict(models[0].state_dict())
-    before = copy.deepcopy(models[0])
-    losses = []
-    for prior, model in zip(priors, models, strict=True):
-        groups = prior.groups(model) if prior.fused else model.parameters()
-        optimizer = torch.optim.SGD(groups, 0.1, momentum=momentum)
-        training = hr.Trainer(model, hr.CrossEntropy() + prior, optimizer, device="cpu")
-        losses += [training.step((X, Y)) for _ in range(3)]
-        training.release()
-    assert losses[:3] == [pytest.approx(loss, rel=1e-12) for loss in losses[3:]]
-    for one, other, first in zip(*(model.parameters() for model in (*models, before)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-        assert not torch.equal(one, first)
-
-
-@pytest.mark.parametrize("loss", [hr.CrossEntropy(), as_objective(hr.CrossEntropy())])
-def test_a_fused_prior_without_a_decay_is_refused(loss: Any) -> None:
-    model = Normed()
-    with pytest.raises(hr.ConfigError, match=r"as its weight decay, and this one has none.*prior\.groups\(model\)"):
-        hr.Trainer(model, loss + hr.L2Prior(0.3, fused=True), torch.optim.SGD(model.parameters(), 0.1))
-
-
 @pytest.mark.parametrize("options", [{}, {"biases": True}])
 def test_the_gradient_of_a_prior_is_that_of_the_formula(options: dict[str, bool]) -> None:
     model, prior = Normed(), hr.L2Prior(1.0, **options)
@@ -139,15 +111,6 @@ def test_gains_of_normalisation_are_left_out_of_a_prior_by_argument() -> None:
     weights = 0.5 * sum((model[k].weight ** 2).sum().item() for k in (0, 2))
     assert hr.L2Prior(1.0, gains=False).penalty(model).item() == pytest.approx(weights)
     assert hr.L2Prior(1.0).penalty(model).item() == pytest.approx(weights + K / 2)
-    assert [len(group["params"]) for group in hr.L2Prior(1.0, gains=False).groups(model)] == [2, 4]
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_the_groups_of_a_prior_hold_every_parameter_whatever_its_weight(weight: float) -> None:
-    model = Normed()
-    groups = hr.L2Prior(weight, fused=True).groups(model)
-    assert [group["weight_decay"] for group in groups] == [weight, 0.0]
-    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
 
 
 def test_a_prior_of_frozen_weights_is_zero() -> None:

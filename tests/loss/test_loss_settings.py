@@ -27,10 +27,9 @@ _CE, _BCE, _FOCAL, _HUBER = hr.CrossEntropy, hr.BinaryCrossEntropy, hr.Focal, hr
 CHANGES: dict[str, tuple[hr.Loss, str, Any]] = {
     "weights met": (_CE(class_weights=ONES), "class_weights", W),
     "weights by classes": (_CE(class_weights=ONES, normalize="classes"), "class_weights", W),
-    "weights by samples": (_CE(class_weights=ONES, normalize="samples"), "class_weights", W.tolist()),
     "weights from none on": (_CE(), "class_weights", W),
     "no weights any more": (_CE(class_weights=W), "class_weights", None),
-    "what weights are divided by": (_CE(class_weights=W), "normalize", "samples"),
+    "what weights are divided by": (_CE(class_weights=W), "normalize", "classes"),
     "an ignored label": (_CE(), "ignore_index", 2),
     "another ignored label": (_CE(ignore_index=1), "ignore_index", 2),
     "smoothing": (_CE(), "label_smoothing", 0.2),
@@ -80,7 +79,7 @@ def test_a_setting_is_in_effect_from_the_next_update_on(what: str, microbatch: i
     assert got[1] != one_update(still(copy.deepcopy(CHANGES[what][0]), Through(), microbatch=microbatch), streams)[1]
 
 
-@pytest.mark.parametrize("normalize", ["met", "classes", "samples"])
+@pytest.mark.parametrize("normalize", ["met", "classes"])
 def test_class_weights_may_change_in_place(normalize: Any) -> None:
     loss = hr.CrossEntropy(class_weights=ONES, normalize=normalize)
     trainer = still(loss, Through())  # whose outputs are float64, and the weights are not
@@ -124,7 +123,7 @@ REFUSED: dict[str, Callable[[], None]] = {
     r"coefficient= is a number, got nan": lambda: setattr(hr.MSE(), "coefficient", float("nan")),
     r"coefficient= is a number, got a tensor that is learnt": lambda: torch.exp(-nn.Parameter(torch.zeros(()))) * _CE(),
     r"reduce= is 'mean' or 'sum', got 'total'": lambda: setattr(hr.MSE(), "reduce", "total"),
-    r"normalize= is 'met', 'classes' or 'samples', got 'rows'": lambda: setattr(_CE(), "normalize", "rows"),
+    r"normalize= is 'met' or 'classes', got 'rows'": lambda: setattr(_CE(), "normalize", "rows"),
     r"label_smoothing= is between 0 and 1, got 2": lambda: setattr(_CE(), "label_smoothing", 2),
     r"ignore_index= is a whole number or None, got 1\.5": lambda: setattr(_CE(), "ignore_index", 1.5),
     r"class_weights= are non-negative numbers, one per class, got": lambda: setattr(_CE(), "class_weights", [-1.0]),

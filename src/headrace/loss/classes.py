@@ -24,9 +24,8 @@ class CrossEntropy(Loss):
     `inputs` says what the outputs are: `"logits"`, any numbers; `"log_probs"`, what `log_softmax` gives; `"probs"`,
     what `softmax` gives. One-hot rows of whole numbers count as indices. `normalize` says what class weights w are
     divided by: `"met"`, the weights of the targets met, Σ w[yᵢ], as torch does (rows of probabilities: their number);
-    `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the plain loss;
-    `"samples"`, the number of rows, where a row that is ignored in part counts in part. The stream `weight` has a
-    number for each row, or for each place of the target, as for pixels.
+    `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the plain loss. The
+    stream `weight` has a number for each row, or for each place of the target, as for pixels.
     """
 
     __slots__ = ("_one_hot",)
@@ -36,7 +35,7 @@ class CrossEntropy(Loss):
     class_weights: Tensor | None = setting(checked_weights)
     ignore_index: int | None = setting(label)
     label_smoothing: float = setting(number("between 0 and 1", lambda value: 0 <= value <= 1))
-    normalize: Literal["met", "classes", "samples"] = setting(one_of("met", "classes", "samples"))
+    normalize: Literal["met", "classes"] = setting(one_of("met", "classes"))
 
     takes_soft = True
 
@@ -46,7 +45,7 @@ class CrossEntropy(Loss):
         class_weights: Sequence[float] | Tensor | None = None,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
-        normalize: Literal["met", "classes", "samples"] = "met",
+        normalize: Literal["met", "classes"] = "met",
         inputs: Literal["logits", "log_probs", "probs"] = "logits",
         **options: Any,
     ) -> None:
@@ -84,9 +83,6 @@ class CrossEntropy(Loss):
             weight = float(targets.numel())
         if self.normalize == "classes" and self.class_weights is not None:
             weight = weight * float(self.class_weights.sum())
-        each = places.numel() // max(1, batch.rows)
-        if self.normalize == "samples" and each > 1:  # of a row that is ignored in part, a part counts
-            weight = (weight.double() if isinstance(weight, Tensor) else weight) / each
         return weight
 
     def known(self, batch: Batch) -> bool:

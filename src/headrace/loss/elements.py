@@ -168,14 +168,12 @@ class L2Prior(Loss):
     """½ · weight · Σ w² over all weights, biases left out: once per update, reported so, not part of a validation.
 
     The weight is its `coefficient`, which may change between updates. `gains=False` leaves out the gains of
-    normalisation layers, too. With `fused=True` the term is only reported, and its gradient, weight · w, is the decay
-    of an optimizer that is made of `groups(model)`: for SGD the same update.
+    normalisation layers, too.
     """
 
     training_only = True
 
     gains: bool = setting(switch)
-    fused: bool = setting(switch)
 
     def __init__(
         self,
@@ -183,11 +181,10 @@ class L2Prior(Loss):
         *,
         biases: bool = False,
         gains: bool = True,
-        fused: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__(coefficient=weight, name=name)
-        self.biases, self.gains, self.fused = biases, gains, fused
+        self.biases, self.gains = biases, gains
 
     def weight(self, batch: Batch) -> Weight:
         return batch.share
@@ -197,8 +194,7 @@ class L2Prior(Loss):
 
     def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
         share = batch.share
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.fused):
-            return Term(self.penalty(model), share, self.coefficient, times=share, counts=False)
+        return Term(self.penalty(model), share, self.coefficient, times=share, counts=False)
 
     def penalty(self, model: nn.Module) -> Tensor:
         """½ Σ w² of the model as it is."""
@@ -206,14 +202,6 @@ class L2Prior(Loss):
             return torch.zeros((), device=next((p.device for p in model.parameters()), None))
         joined = torch.cat([weight.flatten() for weight in weights])
         return 0.5 * torch.dot(joined, joined)
-
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """The parameters as groups of an optimizer, with this prior as the decay of its weights."""
-        decayed = self._weights(model)
-        known = {id(weight) for weight in decayed}
-        rest = [param for param in model.parameters() if param.requires_grad and id(param) not in known]
-        groups = (float(self.coefficient), decayed), (0.0, rest)
-        return [{"params": params, "weight_decay": decay} for decay, params in groups if params]
 
     def _weights(self, model: nn.Module) -> list[nn.Parameter]:
         gains = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in [module.weight]}

@@ -37,7 +37,7 @@ class Focal(PerElement):
     class index per row the classes exclude each other, pₜ is the softmax at that class, and there is no `alpha`.
 
     `class_weights` multiply the loss of a class, or of a question whatever the answer, and are part of the sum.
-    `normalize` says what that is divided by: `"elements"`, the number of instances; `"samples"`, the number of rows;
+    `normalize` says what that is divided by: `"elements"`, the number of instances;
     `"positives"`, one more than the sum of the answers, or the number of classes other than 0 (the background), so that
     rows without any still teach. `reduce="sum"` divides by nothing.
     """
@@ -47,7 +47,7 @@ class Focal(PerElement):
     alpha: Tensor | None = setting(_shares)
     class_weights: Tensor | None = setting(checked_weights)
     ignore_index: int | None = setting(label)
-    normalize: Literal["elements", "samples", "positives"] = setting(one_of("elements", "samples", "positives"))
+    normalize: Literal["elements", "positives"] = setting(one_of("elements", "positives"))
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Focal(PerElement):
         alpha: float | Sequence[float] | Tensor | None = None,
         class_weights: Sequence[float] | Tensor | None = None,
         ignore_index: int | None = None,
-        normalize: Literal["elements", "samples", "positives"] = "elements",
+        normalize: Literal["elements", "positives"] = "elements",
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -73,8 +73,6 @@ class Focal(PerElement):
         target = batch[self.target]
         if self.normalize == "elements" and self.ignore_index is None:
             return super().weight(batch)
-        if self.normalize == "samples":
-            return float(batch.rows)
         counted = torch.ones_like(target, dtype=torch.bool)
         if self.normalize == "positives":
             counted = target if target.is_floating_point() else target > 0

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -288,6 +288,34 @@ class WithTerms(Objective):
     @property
     def splits(self) -> bool:  # type: ignore[override]
         return self.objective.splits and all(loss.splits for loss in self.loss.values())
+
+
+class NoLoss(Objective):
+    """Stands for the loss of a trainer that was made without one: all but `predict` says what is missing."""
+
+    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+        self._refuse()
+
+    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigError(
+            "this trainer was made without a loss, and can only predict. To train, make it as hr.Trainer(model, loss, "
+            "optimizer); to validate, a loss is enough: hr.Trainer(model, loss)."
+        )
+
+
+class ByTrainStep(Objective):
+    """Stands for the loss of an optimizer whose updates an overridden `train_step` makes."""
+
+    splits = True  # it has no terms that could be split wrongly
+
+    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+        raise ConfigError(
+            "this trainer was made without a loss for this optimizer, since train_step is overridden. The original "
+            "train_step or evaluate_step needs one: give loss= with the keys of optimizer=, or eval_loss=."
+        )
 
 
 def module_of(objective: Objective) -> nn.Module | None:

@@ -23,9 +23,7 @@ from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
 from ..formats.frames import is_frame
 from ..length import interval
-from ..loss.elements import L2Prior
-from ..loss.no_loss import ByTrainStep, NoLoss
-from ..loss.objective import Objective, as_objective, losses_of, module_of
+from ..loss.objective import ByTrainStep, NoLoss, Objective, as_objective, module_of
 from . import check
 from .weights import encoding_of, remember_encoding
 
@@ -277,13 +275,6 @@ def check_optimizers(model: nn.Module, optimizers: Mapping[str, Optimizer], obje
         for p in params:
             if seen.setdefault(id(p), name) != name:
                 raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
-    losses = [loss for objective in objectives.values() for loss in losses_of(objective)]
-    fused = any(isinstance(loss, L2Prior) and loss.fused and loss.coefficient for loss in losses)
-    if fused and not any(group.get("weight_decay") for group in groups_of(optimizers.values())):
-        raise ConfigError(
-            "L2Prior(fused=True) is applied by the optimizer, as its weight decay, and this one has none. Make it from "
-            "the prior's groups: torch.optim.SGD(prior.groups(model), ...)."
-        )
 
 
 def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:

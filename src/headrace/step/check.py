@@ -23,8 +23,7 @@ from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
 from ..length import whole as as_count
-from ..loss.no_loss import ByTrainStep
-from ..loss.objective import Objective, Supervised, WithTerms, scoring
+from ..loss.objective import ByTrainStep, Objective, Supervised, WithTerms, scoring
 
 SCAN_ROWS = 65536
 _AUTO: ContextVar[str] = ContextVar("device", default="auto")
