@@ -129,6 +129,8 @@ class Trainer(Handler):
         self._parts: Any = None
         self._native: Any = None
         self._prepared: Any = None
+        self._alone = True
+        """Whether there are neither other workers nor a device that works by itself."""
 
     def trainFromHost(
         self,
@@ -155,7 +157,7 @@ class Trainer(Handler):
             self._prepare(form)
             self._prepared = together
         objective, batch = self._objective, Batch(leaves, rows)
-        if self._native.device.type == "cpu" and here().count == 1:
+        if self._alone:
             batch.whole = together
             learn = self._native.train_step if together is None else self._native.updates.make
             terms = learn(batch).terms
@@ -185,6 +187,7 @@ class Trainer(Handler):
             optimizer.attach(None)
             self._parts, self._objective = parts, _CostObjective(self.cost)
             self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
+        self._alone = self._native.device.type == "cpu" and here().count == 1
         optimizer.attach(self._native)
         self._objective.follow(form)
 
