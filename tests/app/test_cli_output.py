@@ -43,7 +43,7 @@ def test_the_help_of_everything_comes_at_once() -> None:
     """And the program is one: `python -m headrace`, in a new interpreter."""
     code = (
         "import runpy, sys\n"
-        "late = {'torch', 'matplotlib', 'ray', 'headrace.app.rehearse', 'headrace.engines', 'torchmetrics'}\n"
+        "late = {'torch', 'numpy', 'matplotlib', 'ray', 'headrace.app.rehearse', 'headrace.engines', 'torchmetrics'}\n"
         "for words in ([], ['--help'], ['fit', '--help'], ['predict', '--help'], ['runs', '--help'], ['--version']):\n"
         "    sys.argv[1:] = words\n"
         "    try: runpy.run_module('headrace', run_name='__main__')\n"

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..errors import RunError
 from . import system
 
@@ -105,6 +103,8 @@ def blocks(pieces: Iterable[Bytes]) -> Iterator[memoryview]:
     They begin where a page of memory does. Such blocks are written past the system's cache of files, where it can do
     that: it takes a twentieth of the processor's time, which a training that goes on meanwhile has for itself.
     """
+    import numpy as np  # the command line shows its help without it
+
     room, filled = memoryview(mmap.mmap(-1, BLOCK_BYTES)), 0
     array = np.frombuffer(room, np.uint8)
     for piece in filter(len, pieces):
