@@ -119,7 +119,7 @@ class Trained:
     last: dict[str, Any]
     """The last value of every key."""
     run: str | None
-    """Where the training survives."""
+    """The directory or URL of the run."""
     why: str
     """Why it ended."""
     limit: str = "epochs"

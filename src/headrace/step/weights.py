@@ -90,7 +90,7 @@ def as_encoding(saved: Any) -> Encoding | None:
 def saved_weights(run: Path, which: str | int | None) -> Contents:
     """The weights of a run's best or last checkpoint, or of that of a step, once they are verified.
 
-    `None`: the best if anything told good from bad, else the last.
+    `None`: the best, if a callback marked one, else the last.
     """
     store = Store(run / CHECKPOINTS, run_id(run))
     if isinstance(which, int) and not isinstance(which, bool):

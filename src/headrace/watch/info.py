@@ -78,7 +78,7 @@ class Info:
     resumed: int = 0
     """The step from which this training has gone on."""
     run: Path | None = None
-    """The directory in which the training survives."""
+    """The directory of the run."""
     train: Any = None
     """The data that are trained on."""
     scored: Mapping[str, Source] = field(default_factory=dict)

@@ -29,23 +29,23 @@ class Options:
     """The training
 
     Args:
-        run: directory in which the training survives; it goes on from its last checkpoint if there is one; with a slash
-            at the end, a directory of numbered runs, of which the newest with the same settings goes on
+        run: directory to save the training in, and to resume it from; if it ends with a slash, a directory of numbered
+            runs, of which the newest with the same settings is continued
         epochs: passes over the data, instead of the recipe's limits
         steps: updates of a worker, instead of the recipe's limits
         samples: rows over all workers, instead of the recipe's limits
         minutes: of training, instead of the recipe's limits
-        resume: whether to go on from a checkpoint: if there is one, only if there is one, or only if there is none
-        override: go on although settings differ from those of the run
+        resume: from a checkpoint: if there is one (auto), always (must), or never
+        override: continue although settings differ from those of the run
         checkpoint_every: as in "1 epoch", "500 steps" or "10 min"
         validate_every: as in "1 epoch" or "500 steps"
-        keep: how many checkpoints stay
-        progress: a bar or plain lines (a bar on a terminal, if nothing is said)
+        keep: how many checkpoints are kept
+        progress: a bar or plain lines; auto is a bar in a terminal
         report: write the report at the end
-        workers: how many workers train it
-        engine: where they are
+        workers: how many workers train the model
+        engine: simulated in this process (local), processes of this machine, or a Ray cluster
         device: instead of the recipe's, as in cpu or cuda:1
-        strategy: how they make one model, as in diloco or "periodic:every=16 steps,weights=equal"
+        strategy: how the workers combine what they learn, as in diloco or "periodic:every=16 steps,weights=equal"
         json: print JSON, for a program to read
     """
 
@@ -78,7 +78,7 @@ class Options:
         if self.json and self.progress in ("bar", "plain"):
             raise UsageError(f"--json prints nothing but JSON, --progress {self.progress} more. Leave one out.")
         if self.override and self.resume == "never":
-            raise UsageError("--override goes on with a run, --resume never does not. Leave one out.")
+            raise UsageError("--override continues a run, and --resume never does not. Leave one out.")
 
     def needs_run(self) -> str:
         """What was asked for that makes no sense without a run, as a flag; empty if nothing was."""
@@ -113,7 +113,7 @@ class Weights:
     """Which weights of a run to use, and what makes their model.
 
     Args:
-        which: best, last or a step (best if anything told good from bad, else last)
+        which: best, last or a step (the best if a callback marked one, else the last)
         recipe: file.py or file.py:function, which makes the model
         trust: instead of --recipe: execute the copy of the recipe in the run, which is code
     """
