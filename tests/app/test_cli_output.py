@@ -27,7 +27,7 @@ def test_help_shows_what_the_recipe_takes_and_what_fit_takes(capsys: Any) -> Non
         "--lr float learning rate [default: 0.1]",
         "--kind sgd|adam of the optimizer [default: adam]",
         "--tested --no-tested whether there are test data [default: True]",
-        "--run str directory in which",
+        "--run str directory to save",
         "HEADRACE_LR=0.1",
         "RECIPE file.py or file.py:function",
     ):
