@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from ..errors import ConfigError
 from ..store import system
-from ..workers.heartbeat import explain, read_end
+from ..workers.heartbeat import explain, read_end, write_report
 from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
 from .worker import FAILED, HELD, Outcome, environment, main, pack, restarting, unpack, variables
@@ -95,6 +95,7 @@ class WorkerProcesses:
             wait([process.sentinel for process in alive], POLL_S)
             now_s = time.monotonic()
             if not failed and (failed := self._failed()):
+                self._report_lost(failed)
                 ask_s = now_s + (ENDING_S if _ASKED & set(failed.values()) else GRACE_S)
             if len(self._asked) > passed_on:
                 passed_on, ask_s = len(self._asked), inf
@@ -115,6 +116,11 @@ class WorkerProcesses:
                     process.kill()
         failed = failed or self._failed()
         return self._cause(failed) if failed and not late else None
+
+    def _report_lost(self, failed: dict[int, int]) -> None:
+        """Reports to the others who was killed, so that they need not find it out."""
+        for worker, how in {worker: _how(status) for worker, status in failed.items() if status < 0}.items():
+            write_report(self._store, worker, explain(self._store, len(self._processes), {worker: how}))
 
     def _tell_late(self) -> None:
         late = [str(worker) for worker, process in enumerate(self._processes) if process.is_alive()]
