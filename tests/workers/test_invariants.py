@@ -213,7 +213,7 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
     same(whole, resumed)
 
 
-CORE = ["DiLoCo", "block momentum, fading", "elastic"]
+CORE = ["DiLoCo", "block momentum, kept", "elastic"]
 
 
 @pytest.mark.takes_turns
