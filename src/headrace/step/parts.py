@@ -88,7 +88,7 @@ class Parts(Pass):
         raise NotImplementedError("a batch that is cut into parts is no part of another")
 
     def _check(self, parts: Mapping[int, Batch]) -> None:
-        most, rows = max((part.rows for part in parts.values()), default=0), self._update.microbatch
+        most, rows = max((part.rows for part in parts.values()), default=0), self._update.steps.microbatch
         if rows is not None and rows < most:
             raise ConfigError(
                 f"microbatch={rows} is less than the {most} rows of a part. A part passes the model at once, since its "

@@ -214,7 +214,7 @@ class SharedPass(Pass):
         if not batch.rows:
             self._terms.divide({})
             return
-        self._own.add(batch, outcome, self._terms.divide, None if self._update.may_retry else self._listen)
+        self._own.add(batch, outcome, self._terms.divide, None if self._update.steps.adapts else self._listen)
 
     def _listen(self) -> None:
         """Gradients may travel as they become ready. A pass that may be made again keeps all to itself."""

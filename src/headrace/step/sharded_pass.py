@@ -34,7 +34,7 @@ class ShardedPass(SharedPass):
         """Adds the terms of a batch, in as many passes as the worker with most microbatches makes."""
         update, strategy, stand_ins = self._update, self._update.strategy, self._update.stand_ins
         self._terms.begin(batch)
-        rows = update.microbatch
+        rows = update.steps.microbatch
         parts = batch.split(rows) if rows and batch.rows > rows else [batch] * bool(batch.rows)
         if parts:
             stand_ins.remember(batch)

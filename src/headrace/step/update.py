@@ -70,7 +70,7 @@ class Update:
         """The terms of updates that workers share, or that are made of parts."""
         self.bad_workers: Callable[[], str] = (lambda: "") if self.terms is None else self.terms.bad_workers
         """Says on which workers something is not finite. All that share an update call it, after the same one."""
-        self._steps, self._precision = steps, steps.precision
+        self.steps, self._precision = steps, steps.precision
         self._context = steps.precision.context if steps.precision.halves else None
         self._getters = steps.getters if steps.scored == name else ()
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
@@ -101,23 +101,13 @@ class Update:
     # --- how gradients are found ----------------------------------------------------------------------------
 
     @property
-    def microbatch(self) -> int | None:
-        """Rows that may pass the model at once; `None`: all."""
-        return self._steps.microbatch
-
-    @property
     def key(self) -> str:
         """Names the update at hand: the trainer's seed, the key of the optimizer, and how many were made before."""
-        return f"{self._steps.settings.seed} {self.name} {self._steps.count}"
-
-    @property
-    def may_retry(self) -> bool:
-        """Whether a pass is made again, in smaller parts, when memory runs out."""
-        return self._steps.adapts
+        return f"{self.steps.settings.seed} {self.name} {self.steps.count}"
 
     def of(self, batch: Batch) -> Pass:
         """How the gradients of a batch are found."""
-        rows = self._steps.microbatch
+        rows = self.steps.microbatch
         if (rows is not None and batch.rows > rows) or batch.pieces:
             own: Pass = Split(self, rows or batch.rows)
         else:
@@ -225,11 +215,11 @@ class Update:
 
     def clip(self, gradients: Sequence[Tensor]) -> None:
         """Clips gradients as the settings say, and measures their norm if somebody wants it."""
-        settings = self._steps.settings
+        settings = self.steps.settings
         if self.scales:
             self._precision.unscale(self.arena.optimizer, gradients)
-        if settings.clip_norm is not None or settings.clip_value is not None or self._steps.measures_norm:
-            most = math.inf if settings.clip_norm is None and self._steps.measures_norm else settings.clip_norm
+        if settings.clip_norm is not None or settings.clip_value is not None or self.steps.measures_norm:
+            most = math.inf if settings.clip_norm is None and self.steps.measures_norm else settings.clip_norm
             self.norm = clip(gradients, self.arena.norm, most, settings.clip_value)
 
     def optimizer_step(self, gradients: Sequence[Tensor], step: Callable[[], Any] | None = None) -> None:
@@ -252,7 +242,7 @@ class Update:
         self.buffers.restore()
         self._precision.discard()
         if self.is_stepping and not isinstance(error, HeadraceError):
-            self._steps.failed_step = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
+            self.steps.failed_step = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
 
     def diagnose(self, error: NonFiniteError, batch: Batch) -> None:
         """Adds to the message which module made the first number that is not finite, by one more forward pass."""
@@ -260,8 +250,8 @@ class Update:
             return
         random: Any = self.random_state()
         with suppress(Exception):  # the error at hand is worth more
-            for part in batch.split(self._steps.microbatch or batch.rows):
-                if cause := first_not_finite(self._steps.model, partial(self.forward, part)):
+            for part in batch.split(self.steps.microbatch or batch.rows):
+                if cause := first_not_finite(self.steps.model, partial(self.forward, part)):
                     error.args = (f"{error} {cause}",)
                     break
         self.put_random_state(random)
@@ -271,7 +261,7 @@ class Update:
         """Memory has run out: the next try is made with smaller microbatches; raises if there is none."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        if self.is_stepping or self.is_sharing or not self._steps.halve(batch.rows):
+        if self.is_stepping or self.is_sharing or not self.steps.halve(batch.rows):
             raise OutOfMemoryError(self._no_room(batch, complaint))
 
     def describe(self) -> str:
@@ -282,12 +272,12 @@ class Update:
         place = f", up to row {cursor['position']} of epoch {cursor['epoch']}" if cursor.get("position") else ""
         rates = ", ".join(f"{float(group['lr']):g}" for group in self.arena.optimizer.param_groups)
         key = f" of {self.name!r}" if self.name else ""
-        return f"step {self._steps.count + 1}{key} (rate {rates}, {batch.rows} rows{place})"
+        return f"step {self.steps.count + 1}{key} (rate {rates}, {batch.rows} rows{place})"
 
     @property
     def untouched(self) -> str:
         """What a failure leaves as it was, for a message."""
-        if len(self._steps.optimizers) == 1:
+        if len(self.steps.optimizers) == 1:
             return "The weights are as they were before this step."
         return f"The weights of {self.name!r} are as they were before this step; updates of keys before it were made."
 
@@ -304,7 +294,7 @@ class Update:
                 f"too late for one of them to try again with fewer rows. {self.untouched} Others may have made it: go "
                 "on from the last checkpoint, with a smaller batch_size, or with more memory."
             )
-        at_once = min(batch.rows, self._steps.microbatch or batch.rows)
+        at_once = min(batch.rows, self.steps.microbatch or batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
         if not self.objective.splits:
             advice = "The loss does not declare splits = True, so it needs whole batches: use a smaller batch_size."
@@ -325,7 +315,7 @@ class Made:
     def __init__(self, update: Update, batch: Batch, how: Pass) -> None:
         self._update, self._pass = update, how
         self._rows, self._macrobatch = batch.rows, batch.whole
-        self._draws = how.draws and (update.draws or update.may_retry)
+        self._draws = how.draws and (update.draws or update.steps.adapts)
         self._step: Callable[[], Any] | None = None  # the optimizer's, as long as only rates and gradients change
 
     def fits(self, batch: Batch) -> bool:

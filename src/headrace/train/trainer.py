@@ -21,8 +21,7 @@ from ..loss.outcome import Outcome
 from ..step import check, config, evaluate
 from ..step.arguments import OptimizerLike, Optimizers, by_key, check_optimizers, scorers, stays_ordinary
 from ..step.guard import make_guard
-from ..step.regions import Patterns, change_in_place
-from ..step.settings import Precision, Settings
+from ..step.settings import Patterns, Precision, Settings, change_in_place
 from ..step.signals import Signals
 from ..step.updates import Updates
 from ..step.use import Use, one_thread

@@ -15,7 +15,7 @@ from ...data.batch import Batch
 from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
-from ..regions import is_recomputed
+from ..settings import is_recomputed
 from .forms import Forms
 from .program import Builder, Memory
 from .proof import Proof
