@@ -89,7 +89,7 @@ def test_a_map_cannot_change_its_table_by_adding_to_the_fields() -> None:
 
     base = table(range(4))
     assert "new" in compose.map(base, meddling).rows(0, 4)
-    assert next(iter(base.rows(0, 4))) == "id"
+    assert next(iter(base.rows(0, 4).fields)) == "id"
 
 
 def test_categories_are_those_of_the_streams_that_a_map_leaves() -> None:
