@@ -281,10 +281,11 @@ TAPE = [
         "step/test_tape_cheats.py",
     ),
     _fault(
-        "hooks and modes are no obstacle",
-        "if problem := self._obstacle(state):",
-        'if problem := self._obstacle(state) and "":',
-        "step/test_tape_cheats.py",
+        "a hook or a mode of torch that comes late is not seen",
+        "if not self.is_plain() or settings() != self._settings:",
+        "if settings() != self._settings:",
+        "step/test_tape_cheats.py::test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error[late_module_hook]",
+        "step/test_tape_cheats.py::test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error[function_mode_late]",
     ),
     _fault(
         "the first microbatch is replayed like the others",
