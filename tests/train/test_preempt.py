@@ -5,14 +5,15 @@ import runpy
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kit import trainees
+from kit import small, trainees
 from kit.forked import start, tell
+from torch import nn
 
 import headrace as hr
 
@@ -311,3 +312,31 @@ def test_a_step_at_which_the_driver_stops_and_the_training_is_asked_to_end_is_no
     with pytest.raises(SystemExit):
         train("asked", stop=True)
     assert train("asked") == train("whole")
+
+
+class DrawsWhenScored(nn.Module):
+    """Draws random numbers where it is scored too, and asks for the end of the training in a validation."""
+
+    def __init__(self, ask: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.inner, self.ask, self.scored = small.model(dropout=0.5), ask, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            torch.rand(1)
+            self.scored += 1
+            if self.scored == 5:
+                self.ask()
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+def test_a_validation_that_is_cut_short_has_drawn_no_random_numbers(tmp_path: Path) -> None:
+    made: list[hr.Trainer] = []
+    for ask, run in [(False, "whole"), (True, "parts"), (False, "parts")]:
+        trainer = small.trainer(DrawsWhenScored(lambda ask=ask: made[-1].preempt() if ask else None))
+        made.append(trainer)
+        torch.manual_seed(0)
+        with pytest.raises(SystemExit) if ask else nullcontext():
+            small.fit(trainer, small.data(), small.data(), epochs=3, run=tmp_path / run)
+    assert small.same(made[0], made[2])
