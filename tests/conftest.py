@@ -63,9 +63,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts slow files first, so that no process is left with one at the end."""
-    for item in items:
-        if item.get_closest_marker("takes_turns"):
-            item.add_marker(pytest.mark.slow)
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: (not _is_of_ray(item.path), item.path not in long))
 

@@ -38,7 +38,7 @@ def rows_of(hugging: Any) -> Any:
     return hugging.Dataset.from_dict(columns, features=kinds)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_hugging_face_dataset_is_read_from_its_arrow_table(hugging: Any) -> None:
     data = rows_of(hugging)
     table = as_data(data)
@@ -94,7 +94,7 @@ def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
         as_data(data.select([]))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_hugging_face_stream_resumes_after_any_batch(hugging: Any, shards: int, shuffled: bool) -> None:

@@ -56,7 +56,7 @@ def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: st
     assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and again within the second; a chain of stops at that."""
@@ -71,7 +71,7 @@ def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_training_with_worker_processes_resumes_after_any_batch(tmp_path: Path) -> None:
     whole = trained(LOADERS["two workers"](), None)
     trained(LOADERS["two workers"](), tmp_path / "run", 9)
@@ -105,7 +105,7 @@ def test_a_resume_that_forgets_the_random_numbers_is_another_training(tmp_path: 
     assert trained(source, tmp_path / "run") != whole
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shuffled", "stateful", "iterable", "own iterable", "a generator"])
 @settings(max_examples=8)
 @given(data=st.data())
@@ -124,7 +124,7 @@ def test_a_source_goes_back_to_where_any_batch_left_it(name: str, data: st.DataO
         assert torch.equal(torch.get_rng_state(), after[0])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two workers", pytest.param("stateful, two workers", marks=pytest.mark.slow)])
 def test_an_epoch_that_is_left_leaves_no_process_and_no_thread(name: str) -> None:
     threads = set(threading.enumerate())

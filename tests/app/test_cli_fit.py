@@ -82,7 +82,7 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["step"] == 10
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["small", "passes"])
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
@@ -95,7 +95,7 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
     assert json.loads(capsys.readouterr().out)["step"] == 10
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
     (place / "filed.py").write_text(FILED)
     assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
@@ -224,7 +224,7 @@ def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: P
 # --- signals --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number: int, status: int) -> None:
     with process(place, "fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as child:

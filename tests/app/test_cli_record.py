@@ -14,7 +14,7 @@ import headrace as hr
 from headrace.store.contents import MODEL
 
 pytest_plugins = ["kit.cli_place"]
-pytestmark = [pytest.mark.slow, pytest.mark.takes_turns, pytest.mark.filterwarnings("ignore:SpikeGuard:UserWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.slow, pytest.mark.filterwarnings("ignore:SpikeGuard:UserWarning")]
 RECIPE = """
 from kit.recorded import POISONED_LATE, columns, make
 import headrace as hr

@@ -151,7 +151,7 @@ def answer(capsys: Any, *words: object) -> Any:
 # --- scores -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_scores_are_those_of_the_training(capsys: Any) -> None:
     rows = [json.loads(line) for line in Path("runs/sines/metrics.jsonl").read_text().splitlines()]
     last = {key: value for row in rows for key, value in row.items()}
@@ -242,7 +242,7 @@ def test_every_row_of_a_file_is_answered_in_order(ending: str, capsys: Any) -> N
         assert torch.allclose(batch["probability"], likely)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "arrow", "parquet"])
 @pytest.mark.parametrize("lacks", [[], ["kind"], ["kind", "noise"]])
 def test_a_file_is_read_as_the_training_data_were_and_classes_have_their_names(

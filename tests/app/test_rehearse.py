@@ -63,7 +63,7 @@ def headrace(*arguments: str) -> int:
 # --- a rehearsal -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_is_rehearsed_by_its_name_and_learns(name: str) -> None:
     every = "" if name == "synchronous" else ":every=2 steps"
@@ -110,7 +110,7 @@ def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_ke
 # --- what is printed and drawn ---------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(place: Path, capsys: Any) -> None:
     names = ["synchronous", "periodic:every=2 steps", "elastic:alpha=0.5,take_center=True"]
     options = [word for name in names for word in ("--strategy", name)]
@@ -125,7 +125,7 @@ def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(pla
     assert {(0x1F, 0x77, 0xB4), (0x3B, 0x7D, 0xD8)} <= colours, "bars of bytes, bars of computing"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_what_came_before_a_strategy_that_fails_is_told_and_drawn(place: Path, capsys: Any) -> None:
     both = ["--workers", "4", "--strategy", "periodic", "--strategy", "synchronous"]
     assert main(["rehearse", "recipe.py:picky", *both]) == 1
@@ -199,7 +199,7 @@ def test_an_option_that_makes_no_sense_ends_with_status_2(place: Path, options: 
     assert not list(place.glob("*.png"))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -47,7 +47,7 @@ def url(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"file://{in_tmp_path}/bucket/run"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [use for use in USES if use != "load"])
 def test_a_url_is_a_run_wherever_one_is_named(use: str, url: str, in_tmp_path: Path) -> None:
     train(url)
@@ -69,7 +69,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_commands_take_a_url_as_a_run(url: str, in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert headrace("fit", "sines.py:small", "--run", url) == 0
     assert f"run     {url}" in capsys.readouterr().out

@@ -132,7 +132,7 @@ def test_a_clone_is_not_fitted_and_has_the_same_settings() -> None:
         twin.predict(X)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [None, Narrow, Narrow(6, 3)], ids=["none", "class", "instance"])
 def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module: Any) -> None:
     torch.manual_seed(5)
@@ -172,7 +172,7 @@ def test_sparse_rows_are_the_dense_ones() -> None:
     np.testing.assert_allclose(sparse.predict_proba(scipy.sparse.csr_array(few)), dense.predict_proba(few), atol=1e-6)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [B, B[:, :1], B[:, 0]], ids=["two", "column", "flat"])
 def test_numbers_have_the_shape_they_had(targets: np.ndarray) -> None:
     fitted = small_regressor(epochs=60).fit(A, targets)
@@ -227,7 +227,7 @@ class Pressed(hr.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_same_fit_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     def fit(run: str, X: Any = X) -> Any:
         options = {"epochs": 6, "validation": 0.2, "patience": 9, "callbacks": watching}

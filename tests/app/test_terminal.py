@@ -220,7 +220,7 @@ def test_the_first_command_lists_the_others(shell: Shell) -> None:
         assert any(line.strip("│ ").split()[:1] == [command] for line in said.lines)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_training_shows_a_bar_and_leaves_a_line_for_each_epoch(straight: Said, shell: Shell) -> None:
     assert straight.status == 0
     assert "━" in straight.text
@@ -257,7 +257,7 @@ def test_a_changed_flag_is_another_run(straight: Said, shell: Shell) -> None:
     assert rows(shell, "runs/straight") == before
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, shell: Shell) -> None:
     assert interrupted.status == 130
     assert "Traceback" not in interrupted.text
@@ -269,7 +269,7 @@ def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, 
     assert max(row["epoch"] for row in rows(shell, "runs/first")) < 5
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_resumed_training_ends_as_if_nobody_had_interrupted_it(straight: Said, resumed: Said, shell: Shell) -> None:
     assert resumed.status == 0
     assert any(line.startswith("going on from step ") for line in resumed.lines)
@@ -305,7 +305,7 @@ def test_checkpoints_are_listed_and_sound(resumed: Said, shell: Shell) -> None:
     assert all(line.endswith("sound") for line in verified.lines)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_file_gets_plain_lines_of_the_other_run(shell: Shell) -> None:
     said = shell.run("headrace fit digits.py --width 4 --epochs 3 --lr 0.01 --run runs/other &> piped.txt")
     assert said == Said("", 0)
@@ -316,7 +316,7 @@ def test_a_file_gets_plain_lines_of_the_other_run(shell: Shell) -> None:
     assert [line.split()[1] for line in epochs if "train/loss" in line] == ["1/3", "2/3", "3/3"]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shell) -> None:
     said = shell.run("headrace fit waits.py --run runs/waits", "waiting", "heard")
     assert said.status == 130
@@ -337,7 +337,7 @@ def test_a_real_shell_hears_how_a_command_ended_and_sends_it_where_it_is_told(tm
         assert "--widht" in (tmp_path / "piped.txt").read_text()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> None:
     said = shell.run("headrace fit digits.py --width 4 --epochs 100000", r"epoch +2/\d+  train/loss")
     assert said.status == 130
@@ -347,7 +347,7 @@ def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> 
     assert said.lines[-1].startswith("headrace: ")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_typing_error_is_told_in_a_line(shell: Shell) -> None:
     for line, meant in [
         ("headrace fti digits.py", 'Did you mean "fit"?'),

@@ -155,9 +155,7 @@ def compare_engines_forked(first: int) -> None:
     compare_engines(ON_PROCESSES[first : first + 1])
 
 
-@pytest.mark.parametrize(
-    "row", [0, *(pytest.param(k, marks=pytest.mark.takes_turns) for k in range(1, len(ON_PROCESSES)))]
-)
+@pytest.mark.parametrize("row", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, len(ON_PROCESSES)))])
 def test_workers_that_are_processes_come_to_the_bits_of_virtual_ones(row: int, tmp_path: Path) -> None:
     with start(compare_engines_forked, tmp_path, row) as child:
         assert child.ending() == 0, child.output

@@ -144,7 +144,7 @@ def trace(trainer: hr.Trainer, data: Any, **options: Any) -> list[tuple[int, int
 # --- which sizes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "schedule", "macrobatch"),
     sampled(
@@ -194,7 +194,7 @@ class Meagre(Ahead):
         return super().next_batch(max(1, size - self.at % 3))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_source_that_gives_less_than_what_is_asked_gets_the_right_size_all_the_same(schedule: Any) -> None:
     expected = trace(make(schedule, macrobatch=1), Meagre(), epochs=4)
@@ -215,7 +215,7 @@ def test_epochs_of_take_count_as_epochs(source: str, macrobatch: int) -> None:
 # --- items -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "macrobatch"), sampled(product(SCHEDULES, MACROBATCHES), keep=[("both", 7), ("epochs", "auto")], of=4)
 )
@@ -239,7 +239,7 @@ def test_a_size_may_count_items_and_the_points_count_rows(name: str, macrobatch:
 # --- resume ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name"),
     sampled(

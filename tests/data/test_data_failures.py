@@ -149,7 +149,7 @@ CASES = [
 ]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "at"), CASES)
 def test_rows_that_fail_end_the_training_by_an_error_that_names_them(how: str, at: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -160,7 +160,7 @@ def test_rows_that_fail_end_the_training_by_an_error_that_names_them(how: str, a
     assert trainees.finished(run) == trainees.reference()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "at"),
     [
@@ -177,7 +177,7 @@ def test_data_that_end_the_process_lose_nothing(how: str, status: int, at: int, 
     assert trainees.finished(run) == trainees.reference()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "leave_s"), [(4, 0.3), *[pytest.param(at, feed.LEAVE_S, marks=pytest.mark.slow) for at in ALL]]
 )
@@ -204,7 +204,7 @@ def train_pulled(run: str, how: str, at: int) -> None:
     tell("digest " + trainees.digest(watched.trainer))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "at"),
     [
@@ -237,7 +237,7 @@ def validate_failing(run: str) -> None:
     trainees.fit(trainees.trainer(), run, val=Failing(12, 4, "raises"))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_validation_data_that_fail_lose_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(validate_failing, tmp_path, run) as child:
@@ -261,7 +261,7 @@ class Stuck(trainees.Rows):
             self.let_go.wait()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("leave_s", [0.3, pytest.param(feed.LEAVE_S, marks=pytest.mark.slow)])
 def test_a_feed_closed_while_a_read_hangs_comes_back_and_warns(leave_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "LEAVE_S", leave_s)

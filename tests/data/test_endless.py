@@ -182,7 +182,7 @@ def test_epochs_of_n_rows_are_trained(kind: type[Stream], macrobatch: int | str)
     assert torch.equal(weights(trainer), weights(plain))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Stream, Ahead])
 @pytest.mark.parametrize("batch_size", [4, {0: 4, "1 epoch": 8}])
 def test_a_training_in_epochs_of_n_rows_is_resumed_bit_for_bit(

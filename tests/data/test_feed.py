@@ -169,7 +169,7 @@ def test_the_workers_feeds_share_every_batch(kind: str) -> None:
 # --- ahead, but not too far ------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_at_most_two_macrobatches_live_at_once() -> None:
     staged: list[StorageWeakRef] = []
     crowds: list[int] = []

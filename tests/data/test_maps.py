@@ -152,7 +152,7 @@ def test_a_row_is_the_same_in_any_batch_and_any_macrobatch(
     assert read(READINGS[reading](order), size, macrobatch) == in_one_batch(order)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "workers"),
     sampled(product(hr.Order.KINDS, [1, 2, 3, 5, 11]), keep=[("full", 3), ("blocks", 2), ("blocks", 11)], of=8),
@@ -170,7 +170,7 @@ def test_a_row_is_the_same_on_any_number_of_workers(order: str, workers: int) ->
     assert found == expected
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "crosses"),
     sampled(product(hr.Order.KINDS, [False, True]), keep=[("full", False), ("blocks", True)], of=4),

@@ -130,7 +130,7 @@ def test_weights_that_cannot_be_followed_are_refused(weights: Any, message: str)
         mixed(90, 90, weights=weights)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has:UserWarning")
 def test_a_curriculum_has_the_same_bits_over_stops_and_counts_of_workers(tmp_path: Path) -> None:
     expected = trained()
@@ -158,7 +158,7 @@ def trained(run: Path | None = None, steps: int = 12, weights: Any = None) -> li
 # --- turns -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @example(sizes=[1, 2, 700], seed=0)
 @given(sizes=st.lists(st.integers(100, 1500), min_size=2, max_size=4), seed=st.integers(0, 5))
 def test_no_row_comes_again_before_all_of_its_table_have_had_their_turn(sizes: list[int], seed: int) -> None:

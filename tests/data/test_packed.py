@@ -203,7 +203,7 @@ class _Mean(nn.Module):
         return (self.embed(words.padded()) * mask).sum(1) / mask.sum(1)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_training_in_buckets_has_the_same_bits_over_stops_and_counts_of_workers(tmp_path: Path) -> None:
     expected = trained()

@@ -74,7 +74,7 @@ def test_a_source_that_starts_again_by_itself_has_epochs_too(rows: int, macrobat
         assert epoch[-1].ends_epoch
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [20, 23])
 @pytest.mark.parametrize("threaded", [False, True])
 def test_a_source_that_has_ended_is_left_alone_until_it_is_rewound(rows: int, threaded: bool) -> None:

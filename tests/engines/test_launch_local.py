@@ -261,7 +261,7 @@ def test_after_an_error_the_callers_models_are_as_before() -> None:
     assert torch.equal(model.weight, before)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_of_the_workers_stays_in_memory(fails: bool) -> None:
     copies: list[Any] = []

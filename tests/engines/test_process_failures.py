@@ -15,7 +15,7 @@ from headrace.engines.processes import GRACE_S
 # --- failures -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_an_error_of_a_worker_is_the_caller_s_with_worker_step_and_traceback(tmp_path: Path) -> None:
     with launched(tmp_path, "raises", workers=3) as child:
         workers, (acts_s, _) = pids(child, 3), acted(child)
@@ -28,7 +28,7 @@ def test_an_error_of_a_worker_is_the_caller_s_with_worker_step_and_traceback(tmp
     assert when_s - acts_s < SOON_S
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Path) -> None:
     with launched(tmp_path, "raises_ours", restarts=2) as child:
         workers = pids(child, 2)
@@ -39,7 +39,7 @@ def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Pa
     assert child.output == ""  # no second start
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -103,7 +103,7 @@ def test_an_exit_is_an_exit(tmp_path: Path) -> None:
         assert raised(child)[1] == "SystemExit: 7"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_an_exit_without_a_fault_is_one_too(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="exits_well") as child:
         assert raised(child)[1] == "SystemExit: 0"
@@ -132,7 +132,7 @@ def test_a_value_that_cannot_be_sent_back_is_said_to_be_so(tmp_path: Path) -> No
 # --- signals --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "what"),
     [
@@ -151,7 +151,7 @@ def test_a_signal_is_passed_on_once_and_workers_end_by_themselves(tmp_path: Path
         wait_until_gone(workers)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     with launched(tmp_path, "deaf", main="listens") as child:
         workers = pids(child, 2)

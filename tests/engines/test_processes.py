@@ -62,7 +62,7 @@ def calls_forks() -> None:
     are_called(2)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path: Path) -> None:
     with start(calls_forks, tmp_path) as child:
         assert child.ending() == 0, child.output
@@ -84,7 +84,7 @@ def calls_without_devices() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_an_empty_list_of_devices_hides_all_of_them(tmp_path: Path) -> None:
     with start(calls_without_devices, tmp_path) as child:
         assert child.ending() == 0, child.output
@@ -110,7 +110,7 @@ def _bytes(weights: Any) -> bytes:
     return pack(weights).numpy().tobytes()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_workers_start_again_after_a_failure(tmp_path: Path) -> None:
     with launched(tmp_path, "raises_once", restarts=2) as child:
         assert child.until("result") == "done"
@@ -122,7 +122,7 @@ def test_workers_start_again_after_a_failure(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="waits") as child:
         workers = pids(child, 2)
@@ -160,7 +160,7 @@ def runs_torchrun(script: str) -> None:
     run_torchrun(ONE_HOST, runs_script, script)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_plain_script_works_as_torchrun_starts_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with start(runs_torchrun, tmp_path, tmp_path / "train.py") as child:

@@ -50,7 +50,7 @@ SAMPLE = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "periodic" else pytest.mark.slow) for name in STRATEGIES]
 )
@@ -61,7 +61,7 @@ def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(name
     check_end(name, ends(run, name, WORKERS)[0], undisturbed(name, WORKERS)[0])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_killed_workers_that_did_not_go_on_would_be_noticed(tmp_path: Path) -> None:
     """The negative control: one worker's rows count once too often."""
     whole, _ = undisturbed("periodic", WORKERS)

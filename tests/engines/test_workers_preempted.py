@@ -111,7 +111,7 @@ OTHERS = [*itertools.product(("synchronous", "periodic"), WHERE, ((0,), (1,), (0
 OTHERS = [case for case in OTHERS if case not in CORE]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "who"), [*QUICK, *map(slow, CORE[1:]), *map(slow, sampled(OTHERS, of=6))], ids=str
 )

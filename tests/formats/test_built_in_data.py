@@ -44,13 +44,13 @@ def test_views(view: str) -> None:
         check_table(lambda: VIEWS[view](make()))  # noqa: B023
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_what_is_drawn_on_the_way() -> None:
     check_table(lambda: hr.map(dense_table(ROWS), digits))
     check_source(lambda: hr.Reader(hr.map(dense_table(ROWS), digits), "blocks", block=3, mix=2), sizes=(6,), **SOME)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_mix_with_what_is_drawn_on_the_way() -> None:
     tables = [dense_table(300), dense_table(800)]  # about as many as a round of a mix has of them: small ones cost more
     check_source(lambda: hr.map(hr.mix(tables, [1, 3], rows=11), digits), sizes=(4,), **SOME)
@@ -60,7 +60,7 @@ def test_epochs_of_a_source() -> None:
     check_source(lambda: hr.head(hr.Reader(dense_table(ROWS), seed=1), 6), sizes=(3,), **SOME)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(["npy", "npz", "arrow", "parquet"], keep=["parquet"], of=3))
 def test_tables_of_files(kind: str, tmp_path: Path) -> None:
     path, table = tmp_path / f"rows.{kind}", dense_table(ROWS)
@@ -72,7 +72,7 @@ def test_tables_of_files(kind: str, tmp_path: Path) -> None:
     check_source(lambda: hr.Reader(hr.open_table(path), "blocks"), sizes=(5,), rows=ROWS, **SOME)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_text_format(tmp_path: Path) -> None:
     path = tmp_path / "rows.ctf"
     lines = [f"{k} |words {(7 * k + j) % 5}:{1 + j}" for k in range(ROWS) for j in range(1 + k % 5)]
@@ -87,7 +87,7 @@ class Counting(IterableDataset[Any]):
         yield from ((torch.tensor([float(k)]), k) for k in range(ROWS))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_data_of_torch() -> None:
     plain = TensorDataset(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS))
     check_table(lambda: hr.from_dataset(plain))

@@ -114,7 +114,7 @@ def test_a_suffix_in_capitals_means_the_same() -> None:
     assert every_row(open_table("T.PARQUET")) == every_row(numbers())
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, ".npz"])
 def test_tables_of_files_keep_the_contract_of_tables(kind: str) -> None:
     write_table(numbers(20) if kind == ".npz" else mixed(20), "t" + kind, rows_per_block=6)

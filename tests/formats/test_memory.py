@@ -113,7 +113,7 @@ def test_the_folder_is_that_of_the_caches_of_the_user(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="looks into /proc")
 def test_a_file_is_converted_and_read_in_less_memory_than_it_takes(tmp_path: Path) -> None:
     columns = {f"c{k}": np.random.default_rng(k).random(600_000) for k in range(100)}  # 480 MB

@@ -22,14 +22,14 @@ def test_the_digits_recipe_reaches_97_percent_on_digits_that_it_has_never_seen()
     assert len(recipe.train[1]) + len(recipe.val[1]) + len(recipe.test[1]) == 1797
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_arguments_of_the_recipe_and_of_the_run_take_effect() -> None:
     recipe = module_at(RECIPE).digits(epochs=1, batch_size=200, width=4)
     assert recipe.run(progress=False).last["step"] == 7
     assert recipe.run(progress=False, epochs=2).last["step"] == 14
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_same_seed_gives_the_same_model(seed: int) -> None:
     digits = module_at(RECIPE).digits

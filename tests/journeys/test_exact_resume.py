@@ -62,7 +62,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return of
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k", "kind"),
     [stop if stop == STOP_QUICK else slow(*stop) for stop in sampled(STOPS, keep=STOPS_KEPT, of=24)],
@@ -74,7 +74,7 @@ def test_a_training_that_was_stopped_at_any_step_in_any_way_goes_on_bit_for_bit(
     assert differences(stopped_and_resumed(name, tmp_path / "run", Stop(k, kind)), reference(name)) == {}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name if name in TWICE_QUICK else slow(name) for name in TWICE])
 def test_every_kind_of_training_goes_on_bit_for_bit_twice(name: str, tmp_path: Path) -> None:
     assert differences_in_one_process(name, tmp_path / "run", Stop(4), Stop(2 * PER_EPOCH)) == {}
@@ -110,7 +110,7 @@ def test_an_interpreter_of_its_own_goes_on_bit_for_bit(tmp_path: Path, reference
     assert differences(json.loads(done.stdout), reference("source that goes on")) == {}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [DRAWS, slow("table"), slow("source that ends")])
 def test_another_seed_is_noticed(name: str, tmp_path: Path, reference: Reference) -> None:
     """The control: the comparison is not blind."""

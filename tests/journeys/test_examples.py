@@ -48,7 +48,7 @@ def run(name: str, capsys: Any) -> str:
 QUICK = "tabular"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNT if name != QUICK)]
 )

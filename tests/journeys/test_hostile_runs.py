@@ -159,7 +159,7 @@ ONE: list[tuple[str, tuple[Any, ...], Any, str, str]] = [
 ]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "path", "value", "use", "said"),
@@ -178,7 +178,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_and_its_key(
         uses(kind, run)[use]()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize("name", ["model.safetensors", "optim.safetensors", TRAINER, WORKER, "rank-00000.safetensors"])
 def test_a_file_that_the_manifest_does_not_name_is_missed(name: str, made: tuple[str, Path], tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def changed(found: Any, random: Random) -> tuple[bytes, str]:
     return text.encode(), f"{path}: {text[:200]}"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 def test_what_a_document_holds_is_used_or_refused_in_a_sentence(made: tuple[str, Path]) -> None:
     assert survey(*made, range(12)) > 0, "hardly a change was noticed: is it made?"
@@ -290,7 +290,7 @@ def survey(kind: str, whole: Path, seeds: Iterable[int]) -> int:
 # --- links --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 def test_no_link_in_a_run_leads_out_of_it(made: tuple[str, Path]) -> None:
     """Whatever of a run is a link to the same outside: used or refused, and nothing outside is written or made."""

@@ -73,7 +73,7 @@ def test_a_training_killed_at_any_moment_ends_as_the_one_that_never_was(seed: in
     assert main(["checkpoint", "verify", str(run)]) == 0
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
     run = tmp_path / "run"
@@ -89,7 +89,7 @@ def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Pat
     assert "going on from step" in (run / "log.txt").read_text()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_training_killed_before_its_first_update_begins_as_if_it_had_not_been(tmp_path: Path) -> None:
     found = []
     for name, deaths in (("once", [True, False]), ("never", [False])):

@@ -245,7 +245,7 @@ class Elsewhere(hr.Table):
         return self._table.lengths(stream)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("count", ["rows", "words"])
 @pytest.mark.parametrize("table", [hr.ArrayTable, Elsewhere])
 def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(

@@ -42,7 +42,7 @@ FORMS = ["padded", "Ragged", "flat"]
 USUAL = [("cross entropy", form, "holes") for form in FORMS]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "form", "data"),
     sampled(
@@ -62,7 +62,7 @@ def test_losses_and_updates_are_those_of_a_loop_with_a_mask(case: str, form: str
     assert not torch.equal(weights(ours), weights(tried.model()))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "microbatch"),
     sampled(

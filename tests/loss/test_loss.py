@@ -304,7 +304,7 @@ ROWS = st.lists(st.integers(0, N - 1), min_size=1, max_size=40)
 CUTS = st.sets(st.integers(1, 39), max_size=6)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(CASES, keep=HARD, of=6))
 @settings(max_examples=12)
 @given(rows=ROWS, cuts=CUTS)

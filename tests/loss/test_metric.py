@@ -124,7 +124,7 @@ def several() -> dict[str, Any]:
     }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SEVERAL)
 def test_several_classes(case: str, block_bytes: int) -> None:
     outputs, targets, reads = (*SEVERAL[case], "classes")[:3]

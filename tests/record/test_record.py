@@ -268,7 +268,7 @@ def train_on_worker(path: Path, strategy: hr.Strategy, data: dict[str, Any]) -> 
     train("noisy", path, data, strategy=strategy)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
 @pytest.mark.parametrize(
     ("strategy", "workers", "engine"),
@@ -317,7 +317,7 @@ def test_what_workers_made_is_forked_and_made_without_rows(tmp_path: Path) -> No
     assert differences(record.path, tmp_path / "clean", UPDATES) != []
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_another_number_of_workers_is_said_before_the_replay(tmp_path: Path) -> None:
     """The negative control: one worker adds up otherwise than three."""
     data = columns(poisoned=30)
@@ -329,7 +329,7 @@ def test_another_number_of_workers_is_said_before_the_replay(tmp_path: Path) -> 
     assert not torch.equal(made.model.state_dict()["0.weight"], there["0.weight"])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_rows_that_a_center_lent_are_not_known(tmp_path: Path) -> None:
     strategy = hr.Elastic(every="2 steps")
     hr.launch(train_on_worker, tmp_path / "run", strategy, columns(), workers=2)

@@ -137,7 +137,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=["momentum", "adam"], of=3))
 def test_every_elementwise_optimizer_gives_the_bits_of_the_raw_loop(name: str) -> None:
     (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS[name](model.parameters()))

@@ -123,7 +123,7 @@ def test_the_error_counts_the_steps_of_this_fit_as_the_history_does() -> None:
         fit(trainer, with_nan(40))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "name", "on_device"),
     sampled(

@@ -72,7 +72,7 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 @pytest.mark.parametrize("clip", [{}, {"clip_value": 1e-3}], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("how", [{"tape": False}, {"tape": True}, {"arena": False}], ids=str)
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [muon_and_adamw, three])
 def test_weights_and_states_are_those_of_the_loop_with_several_optimizers(
     make: Make, how: dict[str, Any], clip: dict[str, float]
@@ -113,7 +113,7 @@ def test_one_norm_of_all_gradients_is_clipped() -> None:
 
 
 @pytest.mark.parametrize("make", [muon_and_adamw, three])
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_run_that_stops_after_any_update_goes_on_with_the_same_bits(make: Make, tmp_path: Path) -> None:
     reference = trainer(make, schedule=hr.Cosine(0.2))

@@ -198,7 +198,7 @@ def test_the_raw_loop_is_ruined_by_a_buffer_that_overflows() -> None:
 # --- in a run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "on_device"),
     sampled(product(CAUSES, GUARDS), keep=[("batch norm", True), ("a NaN in the data", False)], of=6),

@@ -43,7 +43,7 @@ class Dtypes(nn.Module):
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "options"),
     sampled(

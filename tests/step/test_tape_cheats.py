@@ -165,7 +165,7 @@ def check(make: Callable[[], Cheat], unseen: bool = False, ways: Sequence[str] =
             pytest.fail(f"fit, tape=True: {note}")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # of Python 3.13
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "seeds_torch" else n for n in ALL])
@@ -173,7 +173,7 @@ def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -
     check(ALL[name], name in UNSEEN, ("fit",) if name in READS else ("steps", "fit"))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "name"),
     sampled(
@@ -204,7 +204,7 @@ def by_hand(make: Callable[[], Cheat]) -> list[Tensor]:
         return [value.clone() for value in cheat.model.state_dict().values()]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_changes_an_optimizer_is_as_effective_as_in_a_loop_by_hand(name: str) -> None:
     def make() -> Cheat:
@@ -214,7 +214,7 @@ def test_what_changes_an_optimizer_is_as_effective_as_in_a_loop_by_hand(name: st
     assert same(expected, trained(make, False)[0][: len(expected)])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "name"),
     sampled(
@@ -244,7 +244,7 @@ def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: st
     assert same(*found)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "name"), [(["on_step_end", "on_macrobatch_end"][k % 2], name) for k, name in enumerate(CHANGED)]
 )
@@ -264,7 +264,7 @@ def test_a_callback_of_a_prediction_may_change_the_model(hook: str, name: str) -
     assert same(found[:4], found[4:])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has .* with microbatches:UserWarning")
 @pytest.mark.parametrize(
     ("what", "name"),
@@ -291,7 +291,7 @@ def test_updates_that_are_not_made_or_made_in_parts_leave_what_torch_leaves(what
     check(make)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     sampled(
@@ -362,7 +362,7 @@ def beside_draws(model: nn.Module, late: bool) -> Cheat:
     return Cheat(copy.deepcopy(model), change=draws.begin if late else lambda: None, undo=draws.end)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tape", "by_fit", "late"),
     [("auto", True, True), ("auto", False, False), (True, True, False), (True, False, True)],
@@ -377,7 +377,7 @@ def test_random_numbers_of_another_thread_do_not_disturb_a_model_that_draws_none
         assert same([*expected, losses], [*found, found_losses])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("by_fit", [False, True])
 def test_random_numbers_of_another_thread_do_not_end_a_training_with_dropout(by_fit: bool, late: bool) -> None:

@@ -55,7 +55,7 @@ def differing(a: nn.Module, b: nn.Module) -> list[str]:
     return [name for (name, p), q in pairs if not torch.equal(p.nan_to_num(), q.nan_to_num())]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @settings(
     max_examples=200 if EVERY in os.environ else 12,
     deadline=None,

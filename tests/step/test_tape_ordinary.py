@@ -50,7 +50,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_model_is_replayed_with_torchs_bits(name: str) -> None:
     model, data, loss = ORDINARY[name]

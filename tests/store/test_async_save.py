@@ -113,7 +113,7 @@ def plain(contents: Contents) -> tuple[Any, dict[str, dict[str, str]]]:
     return contents.documents, tensors
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(saves: int, tmp_path: Path) -> None:
     asked, ahead, found = saved(tmp_path / "beside", saves=saves, wait=False)
@@ -155,7 +155,7 @@ def train_and_fail(run: str, step: int) -> None:
     trainees.Watched("", -1, lambda: None).fit(run)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "last"),
     [(30, 30), *[pytest.param(k, k + 5 if k else 0, marks=pytest.mark.slow) for k in sampled(FAILING, keep=[0], of=2)]],
@@ -231,7 +231,7 @@ def test_a_program_that_leaves_its_loop_in_any_way_has_its_last_update_saved(
     assert trainees.last_step(tmp_path / "run") == step
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "leave", "status"),
     [

@@ -124,7 +124,7 @@ def test_what_is_not_a_file_of_tensors_is_corrupt(damage: Damage) -> None:
         parse_tensors(damage(data), "x", 1)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_header_may_be_longer_where_more_tensors_are_told() -> None:
     tensors = {f"{number:05d}{'x' * 200}": torch.ones(()) for number in range(5000)}
     data = b"".join(tensor_pieces("x", tensors))

@@ -74,7 +74,7 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_bit_flipped_in_any_byte_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, random, outcomes = place(store, BAD) / name, Random(name), list[str]()
@@ -100,7 +100,7 @@ def test_any_flipped_bit_is_named_by_verify(name: str, store: Store) -> None:
     assert same <= 8 * (name == "COMMIT")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_cut_at_any_length_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, outcomes = place(store, BAD) / name, list[str]()
@@ -159,7 +159,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(store: Store) ->
         store.verify(7)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
 def test_the_newest_checkpoint_that_is_sound_is_used_with_one_warning(name: str, how: str, store: Store) -> None:

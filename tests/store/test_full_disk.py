@@ -82,7 +82,7 @@ def fails_anywhere(template: Path, tmp_path: Path, keep: Keep, lasting: bool) ->
     assert len(names) > 20
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
     lasting: bool, template: Path, tmp_path: Path
@@ -90,7 +90,7 @@ def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
     fails_anywhere(template, tmp_path, Keep(None), lasting)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_while_old_checkpoints_go_leaves_one_that_loads(lasting: bool, template: Path, tmp_path: Path) -> None:
     fails_anywhere(template, tmp_path, Keep(1), lasting)
@@ -139,7 +139,7 @@ def test_a_sync_that_failed_is_never_tried_again(template: Path) -> None:
     assert len(syncs) == 6
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_real_limit_on_the_size_of_files_leaves_the_previous_checkpoint_as_it_was(
     template: Path, tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ def link_to_zeros(path: Path, store: Store) -> None:
     path.symlink_to("/dev/zero")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [fifo, directory, link_to_the_same_bytes, link_to_a_fifo, link_to_zeros])
 def test_what_is_not_a_regular_file_is_neither_read_nor_waited_for(
     make: Callable[[Path, Store], None], store: Store

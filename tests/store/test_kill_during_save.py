@@ -90,7 +90,7 @@ def left(path: Path, between: list[list[int]]) -> tuple[list[int], int]:
     return steps, len(unfinished(path))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [kind if kind in ("first", "keeping one") else pytest.param(kind, marks=pytest.mark.slow) for kind in SAVES]
 )

@@ -122,7 +122,7 @@ def sizes(stopped: Path) -> tuple[list[int], list[int]]:
     return sorted(near | set(Random(1).sample(range(len(text)), 12))), list(range(len(text) + 1))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_report_cut_near_the_end_of_a_line_goes_on_after_the_last_checkpoint(
     stopped: Path, whole: list[str], tmp_path: Path
 ) -> None:
@@ -205,7 +205,7 @@ def outcome(run: Path) -> tuple[str, list[int]]:
         return str(error), []
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
     "changes",
@@ -271,7 +271,7 @@ def link_to(path: Path) -> Callable[[Path], None]:
     return lambda at: at.symlink_to(path)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a link", "a directory", "a pipe"])
 def test_what_should_be_a_file_and_is_none_is_refused_or_replaced(kind: str, stopped: Path, tmp_path: Path) -> None:
     """And what a link points to is left alone."""

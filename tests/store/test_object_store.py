@@ -120,7 +120,7 @@ def names(proxy: Proxy, run: str) -> set[str]:
 # --- the same as a folder -------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_run_in_a_store_ends_as_a_local_one_and_goes_on_anywhere(
     store: Proxy, reference: str, tmp_path: Path
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_run_begins_from_a_parent_in_the_store(store: Proxy, tmp_path: Path) -
     assert train(f"{run}-b", parent=f"{run}@8") == whole
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_order_of_requests_makes_a_checkpoint_complete_or_absent(store: Proxy, tmp_path: Path) -> None:
     """Data, then the manifest, then the history, and COMMIT last; of old ones COMMIT goes first."""
     train(url(tmp_path), keep=1)
@@ -203,7 +203,7 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence(tmp_path: Path, monkeypa
         train("s3://bucket/runs/")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", ".hidden", "a//b", "checkpoints/../../outside"])
 def test_names_of_objects_never_leave_the_folder(name: str, store: Proxy, tmp_path: Path) -> None:
     run = url(tmp_path)
@@ -443,7 +443,7 @@ def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(
     assert hr.Record(run).checkpoints[-1] == STEPS, "what it wrote meanwhile changes nothing that counts"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_store_without_conditional_writes_is_said_once(store: Proxy, tmp_path: Path) -> None:
     store.drops = {"If-None-Match"}
     with pytest.warns(UserWarning, match="cannot create an object only where there is none") as caught:
@@ -498,7 +498,7 @@ def killed(store: Proxy, run: str, tmp_path: Path, random: Random, kills: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_a_training_killed_at_any_request_goes_on_bit_for_bit(
     seed: int, store: Proxy, reference: str, tmp_path: Path

@@ -297,7 +297,7 @@ def used(path: Path) -> str:
     return ""
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(24))
 def test_whatever_fails_while_a_run_is_opened_it_can_be_opened_again(at: int, tmp_path: Path) -> None:
     count = 0

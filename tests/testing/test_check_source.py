@@ -51,7 +51,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "options"), sampled(ORDERS, keep=[ORDERS[-1]], of=6), ids=str)
 def test_a_reader_keeps_its_promises_in_every_order(order: str, options: dict[str, Any]) -> None:
     table = dense_table(11)
@@ -60,19 +60,19 @@ def test_a_reader_keeps_its_promises_in_every_order(order: str, options: dict[st
     assert report.skipped == {}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_reader_keeps_its_promises_with_batches_larger_than_its_table() -> None:
     for crosses in (False, True):
         check_source(lambda: hr.Reader(dense_table(5), cross_epochs=crosses), sizes=(7, 12), rows=5)  # noqa: B023
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", sampled([2, 50], keep=[2], of=2))
 def test_a_reader_keeps_its_promises_with_mixed_blocks(mix: int) -> None:
     check_source(lambda: hr.Reader(dense_table(11), "blocks", block=3, mix=mix), sizes=(4,), rows=dense_table(11))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cross_epochs"), sampled(itertools.product(MAKERS, (False, True)), keep=[("sparse sequences", True)], of=7)
 )
@@ -85,7 +85,7 @@ BOUNDS: list[dict[str, Any]] = [{}, {"cross_epochs": True}, {"max_epochs": 2}, {
 BY_ITEMS = [*itertools.product(["ragged", "sparse sequences"], BOUNDS)]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), sampled(BY_ITEMS, keep=[("ragged", {"cross_epochs": True})], of=7), ids=str
 )
@@ -100,7 +100,7 @@ def test_a_source_of_sparse_words_with_a_label_per_sequence_keeps_its_promises()
     assert {"shards", "balance", "workers", "restore", "threads"} <= set(report.checked)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "skipped"),
     [
@@ -119,7 +119,7 @@ def test_a_source_that_does_less_keeps_its_promises_and_the_others_are_listed(
     assert all(f"not checked: {promise}: " in str(report) for promise in skipped)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Numbers, Shuffled, Graphs, WholeGraphs, OfItsOwnSize, PerWorker, Round, OneColumn])
 def test_a_source_of_any_kind_keeps_its_promises(make: type[Numbers]) -> None:
     report = check_source(make, sizes=(4, 30), rows=11)
@@ -274,7 +274,7 @@ def test_a_source_that_waits_for_ever_is_left_behind() -> None:
         woken.set()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_loop_without_end_of_the_example_is_found_and_ended() -> None:
     before = threading.active_count()
     told = r"next_batch\(1, Shard\(index=\d, count=2\)\) has not come back for 0\.2 s; it is at .*py, line"
@@ -293,7 +293,7 @@ def test_a_factory_that_makes_no_source_is_told_so() -> None:
         check_source(lambda: (_ for _ in ()).throw(FileNotFoundError("no such file")))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_an_epoch_of_other_rows_than_the_author_knows_is_told() -> None:
     few: dict[str, Any] = {"sizes": (4,), "workers": (1,)}
     check_source(lambda: hr.Reader(dense_table(5)), rows=dense_table(5), **few)

@@ -34,7 +34,7 @@ GOOD: dict[str, Callable[[], Strategy]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_good_strategy_keeps_its_promises() -> None:
     report = check_strategy(Mean, workers=(2,))
     assert set(report.checked) == set(PROMISES) - {"joint", "alone", "workers"}

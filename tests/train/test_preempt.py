@@ -109,7 +109,7 @@ def ask_by_own_means(run: str, means: str) -> None:
         tell(f"heard {len(heard)}, stays {signal.getsignal(signal.SIGTERM) != before}")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("means", "heard", "status", "step"),
     [
@@ -150,7 +150,7 @@ def train_in_a_thread(run: str) -> None:
     thread.join()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_training_outside_the_main_thread_can_be_preempted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train_in_a_thread, tmp_path, run) as child:
@@ -250,7 +250,7 @@ def validate_in_a_hook(run: str, preempts: bool) -> None:
     tell(f"found {callback.found}")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_hook_that_is_interrupted_in_a_validation_of_its_own_is_called_again(tmp_path: Path) -> None:
     found = []
     for name, asked in (("never", [False]), ("once", [True, False])):

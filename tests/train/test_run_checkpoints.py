@@ -92,7 +92,7 @@ EVERY: dict[str, list[int]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
     trainer = fit(tmp_path, every=every)
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(
     assert same(weights_of(tmp_path, 0), network())
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("every", ["4 steps", "10 samples", "2 epochs"])
 def test_what_is_due_does_not_move_when_a_run_is_resumed(every: str, tmp_path: Path) -> None:
     for step in (1, 6, 11):
@@ -172,7 +172,7 @@ def test_nothing_is_saved_of_a_step_that_raises(tmp_path: Path) -> None:
     assert same(fit(tmp_path, make(network(3))).model, whole.model)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("every", ["1 step", "3 steps", "1 epoch"])
 def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_step(every: str, tmp_path: Path) -> None:
     def drive(trainer: hr.Trainer, **options: Any) -> None:
@@ -200,7 +200,7 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
 # --- what stays -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "there"), [(1, [15]), (2, [14, 15]), (3, [13, 14, 15]), ("all", list(range(16)))])
 def test_the_last_so_many_stay(keep: int | str, there: list[int], tmp_path: Path) -> None:
     fit(tmp_path, keep=keep, every="1 step")
@@ -357,7 +357,7 @@ def compiled(model: nn.Module, how: str) -> nn.Module:
 HOW = ["not", "whole", "part", "in place"]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_load_weights_takes_a_model_whether_or_not_it_is_compiled(tmp_path: Path) -> None:
     """One that is compiled, and has not been called yet."""
     plain = fit(tmp_path, epochs=1).model

@@ -189,7 +189,7 @@ class Stream(hr.Source):
         return hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Stream has no state_dict")
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("every", ["1 epoch", "3 steps"])
@@ -281,7 +281,7 @@ def test_source_state_that_cannot_be_saved_is_refused_before_the_first_step(name
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, True, 2**70, 0.1, "α", X, np.arange(3), [1, {"a": [None]}], {}], ids=repr)
 def test_source_state_of_plain_values_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
     steps(make(), tmp_path / "run", 3, data=Marked(value))

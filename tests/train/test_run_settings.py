@@ -145,7 +145,7 @@ SOME = sampled(
 )
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_setting_that_differs_is_listed_and_nothing_is_touched(name: str, tmp_path: Path) -> None:
     was, now, told = SETTINGS[name]
@@ -161,7 +161,7 @@ def test_a_setting_that_differs_is_listed_and_nothing_is_touched(name: str, tmp_
     trainer.fit(DATA, epochs=1, progress=False)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_whoever_insists_goes_on_with_the_new_setting(name: str, tmp_path: Path) -> None:
     was, now, _ = SETTINGS[name]
@@ -218,7 +218,7 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_may_change_and_the_log_names_them(name: str, tmp_path: Path) -> None:
     was, now, told = LIMITS[name]

@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(what: str, tmp_path: Path) -> None:
     settings, options, error = REFUSED[what]
@@ -272,7 +272,7 @@ def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_
     assert rows[1] == rows[0]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("restore", "schedule"),
     sampled(product([None, False, True], ["constant", "by step"]), keep=[(True, "by step")], of=5),
@@ -336,7 +336,7 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_other_threads_says_so_once(tmp_path: Path, threads: int) -> None:
     left_at(tmp_path / "run", 3)
     left_at(tmp_path / "run", 5)  # as before: not a word

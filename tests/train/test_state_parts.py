@@ -215,7 +215,7 @@ def noticed(name: str, change: Change, prepared: Prepared, step: int = MIDDLE, k
         return {"raised": str(error)}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [core(name, {"table"}) for name in sampled(UNCHANGED, keep=["table"], of=3)])
 def test_nothing_is_noticed_where_nothing_is_changed(name: str, prepared: Prepared) -> None:
     """The control of the control, and of the way in which the state is reached."""

@@ -345,7 +345,7 @@ USES: dict[str, Callable[[hr.Trainer], Any]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_another_thread_cannot_use_a_trainer_that_trains(use: str) -> None:
     def second(info: hr.Info) -> None:

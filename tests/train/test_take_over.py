@@ -82,7 +82,7 @@ def left(path: Path, keep: Keep) -> str:
     return found
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [Keep(1), Keep(None)])
 def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
     """Nothing after that place is performed, as if the process had been killed there."""
@@ -102,7 +102,7 @@ def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
     assert set(seen) == {"old", "new"}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_one_of_the_two(root: Path) -> None:
     for at, when in sampled(places(names := operations(root, Keep(1))), keep=[(len(names) - 1, "after")], of=12):
         path = shutil.copytree(root / "template", root / f"{at}-{when}")
@@ -133,7 +133,7 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Pa
     assert lost == []
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_loss_of_power_anywhere_leaves_one_of_the_two(root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
     story, recorder = Story(path), Recorder()

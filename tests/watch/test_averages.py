@@ -129,7 +129,7 @@ def test_checkpoints_and_the_best_model_have_the_average(tmp_path: Path) -> None
 AVERAGES = {"EMA": lambda: hr.EMA(0.9), "SWA": lambda: hr.SWA("1 epoch", every="3 steps", rate=3e-3)}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stop"), sampled(product(AVERAGES, [1, 9, 10, 17, 30]), keep=[("EMA", 9), ("SWA", 17)], of=8)
 )
@@ -178,7 +178,7 @@ def test_several_workers_make_the_average_that_one_makes(tmp_path: Path) -> None
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_workers_that_average_their_statistics_go_on_bit_for_bit(tmp_path: Path) -> None:
     def main(run: Path | None, stop: int) -> list[Tensor]:
         trainer = made()
@@ -220,7 +220,7 @@ def test_settings_of_averages_are_checked(wrong: Any) -> None:
         wrong()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), sampled([(3, 1), (2, 3), (1, 2)], keep=[(2, 3)], of=2))
 def test_another_number_of_workers_goes_on_with_the_average_and_its_metrics(
     before: int, after: int, tmp_path: Path

@@ -90,7 +90,7 @@ ENDS: dict[str, tuple[list[float], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_it_ends(name: str) -> None:
     losses, options, epochs = ENDS[name]
@@ -254,7 +254,7 @@ def test_a_number_that_will_not_come_is_refused_before_the_first_update(
     assert same(trainer.model, before)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_what_is_measured_can_be_looked_at_by_every_key() -> None:
     loss = hr.CrossEntropy() + hr.L2Prior(0.01)
     trainer = make(Script([]), eval_loss=None, metrics={"acc": "accuracy", "f1": "f1"})
@@ -390,7 +390,7 @@ def test_a_metric_of_which_the_other_side_is_better_now_begins_anew_after_a_resu
 LOSSES = [5, 3, 4, 6, 2.5, 4, 4, 4, 4]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("step", sampled([3, 5, 10, 12, 15, 25, 37, 40], keep=[12, 25], of=6))
 def test_a_run_that_is_resumed_waits_on_and_ends_where_it_would_have_ended(step: int, tmp_path: Path) -> None:
     whole, expected, _ = fit(LOSSES, hr.EarlyStopping(patience=3), run=tmp_path / "whole")
@@ -436,7 +436,7 @@ def test_one_that_has_seen_another_training_begins_anew_in_a_run_that_is_resumed
     assert watching.ranking == [(2.0, 20)]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 25, 35])
 def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, tmp_path: Path) -> None:
     """The checkpoint of that step knows nothing of the score, which is the best."""
@@ -473,7 +473,7 @@ def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, 
 # --- marked elsewhere than at a report of the loop's own --------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["log", "mark", "hook"])
 @pytest.mark.parametrize("kept", ["in a run", "in memory"])
 def test_a_best_step_is_kept_wherever_it_is_marked(where: str, kept: str, tmp_path: Path) -> None:

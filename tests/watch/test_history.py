@@ -125,7 +125,7 @@ def colours_in(figure: Any) -> set[tuple[int, int, int]]:
     return {(flat[k], flat[k + 1], flat[k + 2]) for k in range(0, len(flat), 4)}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_figure_has_a_panel_for_each_thing_that_was_measured() -> None:
     rows = [
         {"train/loss": 3.0 / k, "train/loss/l2": 0.1, "train/loss/ce": 2.9, "val/loss": 2.0 / k, "val/accuracy": k / 9}
@@ -155,7 +155,7 @@ def test_only_the_keys_that_are_asked_for_are_drawn_and_where() -> None:
         losses(3.0).plot("val/los")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [
@@ -194,7 +194,7 @@ def shown(figure: Any) -> dict[str, Any]:
     return {kind: value for kind, value in found.items() if value is not None}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_figure_shows_itself_once_in_a_notebook_that_knows_no_pyplot() -> None:
     modules = set(sys.modules)
     figure = losses(3.0, 1.0, 2.0).plot()
@@ -213,7 +213,7 @@ def test_a_figure_is_none_of_pyplots() -> None:
     assert pyplot.get_fignums() == [], "which would be shown a second time at the end of a cell"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_long_history_is_drawn_with_its_extremes_and_few_points() -> None:
     values = [float(k % 1000) for k in range(20_000)]
     values[5_432], values[7_777] = -5.0, 5000.0

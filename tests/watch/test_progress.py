@@ -339,7 +339,7 @@ class Ticks(hr.Callback):
         self.clock.now += self.clock.tick
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("style", "period"), [("bar", 0.1), ("plain", 10.0)])
 @pytest.mark.parametrize("tick", [0.0004, 0.01, 0.09])
 def test_it_is_drawn_by_time_and_not_by_step(

@@ -214,7 +214,7 @@ def test_a_class_that_never_comes_has_zeros() -> None:
     assert [(one.support, one.f1) for one in found.classes][2] == (0, 0.0)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_many_classes_are_told_by_their_mistakes(tmp_path: Path) -> None:
     found = page(runs.make(tmp_path / "run", runs.classified(2000)))
     assert "Confusion" not in found.text
@@ -385,7 +385,7 @@ def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_long_run_is_thinned_to_what_a_screen_shows(tmp_path: Path) -> None:
     reports = runs.rows(10_000)
     reports[5_000]["train/loss"], reports[6_000]["train/loss"] = 77.5, "NaN"

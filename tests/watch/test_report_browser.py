@@ -84,7 +84,7 @@ def on_a_phone(page: Path, place: Path) -> str:
     return html.unescape(said)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_nothing_is_wider_than_a_telephone_and_a_touch_shows_the_values(report: Path, tmp_path: Path) -> None:
     said = on_a_phone(report, tmp_path / "phone.html")
     found = re.search(r'"wide":(\d+),"room":(\d+),"tip":"([^"]*)","before":"([^"]*)","after":"([^"]*)"', said)

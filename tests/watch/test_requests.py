@@ -79,7 +79,7 @@ def test_what_its_owner_keeps_from_being_trained_stays_so_and_the_rest_is_thawed
     assert trainer.model[1].training
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", sampled([4, 5, 9, 15, 16], keep=[5, 15], of=3))
 def test_a_training_with_frozen_parameters_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
     def run(path: Path | None, until: int = 0) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ MISSED = [(rate, frozen) for rate, frozen in ((0.5, ""), (0.0, "blocks.1.*"), (0
 NORMS = [(*missed, optimizer) for missed in MISSED for optimizer in (torch.optim.SGD, torch.optim.Adam)]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "frozen", "optimizer"), sampled(NORMS, keep=[(0.5, "blocks.2.*", torch.optim.Adam)], of=5)
 )
@@ -520,7 +520,7 @@ def test_a_center_cannot_be_asked_for_changes(ask: Any) -> None:
         hr.launch(main, workers=2)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_workers_that_are_asked_to_end_within_an_epoch_report_it_once_and_whole(who: int, tmp_path: Path) -> None:
     def main(run: Path | None, ask: int) -> list[dict[str, Any]]:

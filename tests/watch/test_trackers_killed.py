@@ -82,7 +82,7 @@ def whole() -> Whole:
         return left(run, operations)
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_a_training_that_nobody_disturbs_is_what_the_others_are_compared_with() -> None:
     assert whole().operations.count("write") > 30
     with TemporaryDirectory() as at:
@@ -90,7 +90,7 @@ def test_a_training_that_nobody_disturbs_is_what_the_others_are_compared_with() 
         assert whole().curves == event_files.wanted(Path(at))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_SLOW, marks=pytest.mark.slow)])
 def test_trackers_that_are_killed_while_they_write_have_every_number_once(kills: int, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_trackers_that_are_killed_while_they_write_have_every_number_once(kills:
             run = tmp_path / f"run{runs}"
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_the_log_of_a_killed_training_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train, tmp_path, run, 30, "before") as child:

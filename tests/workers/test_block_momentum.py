@@ -96,7 +96,7 @@ class Filtered:
         used[:] = 0
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zeta", "rows", "count"), sampled(product([1.0, 0.6], [48, 43], [1, 2, 3]), keep=[(0.6, 43, 3)], of=4)
 )

@@ -235,7 +235,7 @@ def go_on_from(stops: list[int], given: dict[str, Any], network: hr.Network | No
     assert [key for key, value in weights.items() if not torch.equal(value, found[key])] == []
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "network"), sampled(itertools.product(SETTINGS, UNEVEN), keep=[(SETTINGS[0], UNEVEN[2])], of=3), ids=str
 )

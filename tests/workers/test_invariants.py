@@ -155,7 +155,7 @@ def test_averaging_after_every_step_is_not_synchronous_for_adam() -> None:
     assert apart(run(1, "adam", fit=rows), in_rounds(3, hr.Periodic("1 step"), "adam", fit=rows)) > 1e-4
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("every", sampled(["1 step", "3 steps", "30 samples", "1 epoch"], keep=["3 steps"], of=3))
 def test_without_momentum_all_rounds_are_averages(every: str) -> None:
     mean = in_rounds(3, hr.Periodic(every), "adam")
@@ -216,7 +216,7 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
 CORE = ["DiLoCo", "block momentum, kept", "elastic"]
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(STRATEGIES, keep=CORE, of=6))
 def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
     cut_and_resumed(name, 2, 5 if "elastic" not in name else 4, tmp_path / "run")
@@ -230,13 +230,13 @@ def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: 
         cut_and_resumed(name, workers, step, tmp_path / str(step))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic"], keep=["DiLoCo"], of=3))
 def test_checkpoints_change_no_bit(name: str, tmp_path: Path) -> None:
     same(noisy(name, 3), noisy(name, 3, run=hr.Run(str(tmp_path / "run"), every="2 steps")))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic"], keep=["elastic"], of=2))
 def test_the_same_training_twice_is_the_same_and_another_number_of_workers_is_not(name: str) -> None:
     same(noisy(name, 2), noisy(name, 2))

@@ -115,7 +115,7 @@ EVERY = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @EVERY
 def test_an_error_ends_all_others_which_name_worker_step_and_cause(tmp_path: Path, gloo: bool, bad: int) -> None:
     with training(tmp_path, gloo, bad, "raises") as children:

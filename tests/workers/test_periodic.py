@@ -207,7 +207,7 @@ def test_averaging_after_every_update_is_not_synchronous_for_adam() -> None:
     assert apart(workers[0].weights, one.weights) > 1e-3
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_averaging_is_block_momentum_without_momentum_and_diloco_without_momentum() -> None:
     for every in ("1 step", "5 steps", "1 epoch"):
         makes: list[Make] = [
@@ -427,7 +427,7 @@ def test_what_the_optimizers_remember_is_forgotten_only_if_wanted(resets: bool) 
 # --- state -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(ALL, keep=["mean", "outer Adam", "cntk"], of=4))
 def test_saved_after_any_update_it_goes_on_as_if_nothing_had_been(name: str) -> None:
     steps, data = 14, rows(100, torch.float32)

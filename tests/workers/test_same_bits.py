@@ -155,7 +155,7 @@ def finds(name: str, workers: int, engine: str, gloo: bool) -> None:
     assert differing(expected, hr.launch(train, name, {}, workers=workers, engine=engine)) == []
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers", "gloo"),
     [
@@ -186,7 +186,7 @@ def runs_torchrun(at: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.takes_turns
+@pytest.mark.slow
 def test_torchrun_finds_the_bits_of_one(tmp_path: Path) -> None:
     with start(runs_torchrun, tmp_path, str(tmp_path / "found.pt")) as child:
         assert child.ending() == 0, child.output
@@ -253,7 +253,7 @@ def launches(name: str, run: str, kill: int, workers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_run_of_one_to_three_processes_that_are_killed_ends_with_the_bits_of_one(tmp_path: Path) -> None:
     name, rng, run, step = "BatchNorm, dropout", random.Random(6), str(tmp_path / "run"), 0

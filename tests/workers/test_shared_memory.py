@@ -92,7 +92,7 @@ def sums(at: str, index: int, count: int) -> None:
     tell("exact")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_sum_is_that_of_the_vectors_in_the_order_of_workers_to_the_last_bit(tmp_path: Path, count: int) -> None:
     with workers(sums, tmp_path, count) as children:
@@ -155,7 +155,7 @@ def sums_for_ever(at: str, index: int, count: int, timeout_s: float, size: int, 
         tell(f"lost {time.monotonic()} {error}")
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "heir"),
     [

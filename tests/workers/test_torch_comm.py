@@ -124,7 +124,7 @@ def values_go_around(index: int, count: int, port: int) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_values_arrive_as_they_were_given(tmp_path: Path, count: int) -> None:
     with workers(values_go_around, tmp_path, count) as children:
@@ -166,7 +166,7 @@ def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
             assert same(first, own[0])
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "gloo"),
     [
@@ -286,7 +286,7 @@ def in_a_group_of_accelerators(index: int, count: int, port: int, one_host: bool
     dist.destroy_process_group()
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("one_host", [True, False], ids=["one-host", "several-hosts"])
 def test_a_group_of_accelerators_is_not_asked_to_carry_what_is_on_the_host(tmp_path: Path, one_host: bool) -> None:
     with workers(in_a_group_of_accelerators, tmp_path, 2, one_host) as children:

@@ -256,7 +256,7 @@ def load(
     return {"weights": trainer.model.state_dict()}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not shard")
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_a_loader_that_all_read_alike_trains_as_with_one_worker(shuffled: bool) -> None:
@@ -333,7 +333,7 @@ def by_hand(strategy: hr.Strategy | None, name: str) -> Found:
     return {"weights": trainer.model.state_dict(), "losses": [float(loss) for loss in losses]}
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["plain", "all three", "several terms"], keep=["all three"], of=2))
 def test_updates_by_hand_are_made_together(name: str) -> None:
     one = hr.launch(by_hand, None, name)

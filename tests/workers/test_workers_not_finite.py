@@ -192,7 +192,7 @@ def test_one_worker_s_error_ends_all_and_its_own_weights_are_as_before_the_step(
         assert re.search(rf"worker {BAD_WORKER} .*step {BAD_STEP} .*{told}", str(seen.errors[worker]))
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ROUNDS, ids=["periodic", "diloco", "block momentum"])
 @pytest.mark.parametrize("cause", CAUSES)
 def test_one_worker_skips_its_own_update_only_and_all_agree_in_the_end(cause: str, make: Any) -> None:
@@ -210,7 +210,7 @@ def test_one_worker_skips_its_own_update_only_and_all_agree_in_the_end(cause: st
 # --- in a run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.takes_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [hr.Synchronous(), hr.Periodic("2 steps")], ids=["synchronous", "periodic"])
 def test_the_last_checkpoint_is_sound_and_the_training_goes_on_with_other_data(
     strategy: hr.Strategy, tmp_path: Path

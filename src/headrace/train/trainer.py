@@ -337,7 +337,7 @@ class Trainer:
             test: data that are scored once, at the end, with the weights that are kept.
             epochs: passes over the training data. The default is 10, if no limit is given.
             steps: updates.
-            samples: training rows, over all workers.
+            samples: training rows, over all workers. The batch that reaches it is not cut.
             minutes: of training.
             progress: "auto", "bar", "plain", or `False` for none.
             validate_every: a length, as in "1 epoch" or "500 steps".
