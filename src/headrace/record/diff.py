@@ -59,8 +59,8 @@ def diff(
     found = Difference(_about(a, b))
     rows = {row["step"]: row for row in b.reports}
     for row in a.reports:
-        theirs = rows.get(row["step"])
-        if theirs is not None and any(theirs.get(key) != value for key, value in row.items() if key in theirs):
+        theirs = rows.get(row["step"], {})
+        if any(theirs[key] != value for key, value in row.items() if key in theirs):
             found.report = row["step"]
             break
     same = None
@@ -142,7 +142,7 @@ def _digests(
 def _of_parameters(model: nn.Module, gradients: bool) -> dict[str, str]:
     params = dict(model.named_parameters())
     found = {f"the gradient of {n}": digest_of(p.grad) for n, p in params.items() if gradients and p.grad is not None}
-    return found | {f"{name}": digest_of(tensor.detach()) for name, tensor in [*params.items(), *model.named_buffers()]}
+    return found | {name: digest_of(tensor.detach()) for name, tensor in [*params.items(), *model.named_buffers()]}
 
 
 def _hook(name: str, seen: dict[str, str]) -> Any:

@@ -31,8 +31,8 @@ from .without import train_without
 class Record:
     """What a run has kept: `record = hr.Record("runs/a")`. It is read, and never changed.
 
-    `trainer` and `train`, where they are asked for, are made as those of the run were; further arguments are those of
-    `fit` that matter for the training, such as `callbacks` and `val`. The trainer ends in another state.
+    Methods that train again take `trainer`, made as that of the run was, `train`, its data, and `**fit`, the other
+    arguments of `fit` that the run was trained with. The trainer ends in another state.
     """
 
     def __init__(self, run: str | Path) -> None:
@@ -73,8 +73,7 @@ class Record:
 
     def before(self, step: int) -> int:
         """The last step with a checkpoint that is not behind this one."""
-        known = [each for each in self.checkpoints if each <= step]
-        if not known or step < 0:
+        if not (known := [each for each in self.checkpoints if each <= step]):
             first = f"the first checkpoint is of step {self.checkpoints[0]}" if self.checkpoints else "it has none"
             raise RunError(
                 f"{self.path} cannot go back to step {step}: {first}. Keep more of them: "
@@ -119,14 +118,13 @@ class Record:
 
     def places(self, train: Any = None) -> Places:
         """The places of updates in the order of the rows."""
-        reader = None if train is None else source_on(train, torch.device("cpu"), "train", *self._order)
-        last = self._last
-        return Places(last.common, len(last.workers), reader if isinstance(reader, Reader) else None)
+        source = None if train is None else source_on(train, torch.device("cpu"), "train", *self._order)
+        reader = source if isinstance(source, Reader) else None
+        return Places(self._last.common, len(self._last.workers), reader)
 
     @property
     def _order(self) -> tuple[str, int]:
-        config = self._last.common["config"]
-        return config["order"], config["seed"]
+        return self.settings["order"], self.settings["seed"]
 
     @cached_property
     def _last(self) -> Checkpoint:
@@ -151,15 +149,7 @@ class Record:
         return trainer
 
     def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
-        """Makes an update again, and explains its loss: see `Why`.
-
-        Args:
-            step: the update.
-            trainer: like the one that was trained, as it was before.
-            train: the training data.
-            ahead: how many further updates are compared with the run.
-            fit: the other arguments of `fit` that the run was trained with.
-        """
+        """Makes an update again, and explains its loss, with `ahead` further updates: see `Why`."""
         self._check(step)
         return in_workers(self, step - 1, trainer, explain, self, step, trainer, train, ahead, fit)
 
@@ -176,12 +166,9 @@ class Record:
         """Checks every hash, and trains stretches between checkpoints again: see `Certificate`.
 
         Args:
-            trainer: like the one that was trained, as it was before.
-            train: the training data.
             segments: how many stretches are trained again; 0 needs neither trainer nor data.
             seed: chooses the stretches.
             key: a private key of ssh, which signs the certificate.
-            fit: the other arguments of `fit` that the run was trained with.
         """
         return certify(self, trainer, train, segments, seed, key, fit)
 
@@ -204,14 +191,6 @@ class Record:
                 open_fork(path, self.path, at, place).close()
 
     def without(self, rows: Collection[int], trainer: Trainer, train: Any, *, run: str | Path, **fit: Any) -> History:
-        """Trains again without some rows, from before they were first used.
-
-        Args:
-            rows: their numbers.
-            trainer: like the one that was trained, as it was before.
-            train: the training data.
-            run: the directory of the new run.
-            fit: the other arguments of `fit` that the run was trained with.
-        """
-        arguments = self, sorted(set(rows)), trainer, train, run_path(run), fit
-        return in_workers(self, self.steps, trainer, train_without, *arguments)
+        """Trains again without the rows of these numbers, from before they were first used, as the run `run`."""
+        numbers, path = sorted(set(rows)), run_path(run)
+        return in_workers(self, self.steps, trainer, train_without, self, numbers, trainer, train, path, fit)

@@ -21,7 +21,7 @@ from ..store.checkpoints import Store
 from ..store.contents import MANIFEST, MODEL, OPTIMIZER
 from ..store.document import read_document
 from ..store.run import CHECKPOINTS, RUN, machine, run_id
-from ..train.checkpoint import decode
+from ..train.checkpoint import Checkpoint, decode
 from ..train.trainer import Trainer
 from ..workers.here import here
 from .replay import advance, in_workers, replaying
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 COMPARED = ("rates", "counters", "source", "frozen", "modules")
-"""The parts of a state that a replay has to give again, beside weights, optimizers and random numbers."""
 OF_STEP = ("updates", "skipped", "scaler")
-"""And what it has to give again of how updates are made."""
 
 
 @dataclass(slots=True)
@@ -126,24 +124,17 @@ def differences(one: Path, other: Path, step: int) -> list[str]:
     found = []
     for file in (MODEL, OPTIMIZER):
         a, b = (contents.tensors.get(file, {}) for contents in loaded)
-        found += [f"{file}: {name}" for name in sorted(a.keys() | b.keys()) if not _same(a.get(name), b.get(name))]
-    a_state, b_state = map(decode, loaded)
-    for part in COMPARED:
-        if digest_of(_comparable(a_state.common[part])) != digest_of(_comparable(b_state.common[part])):
-            found.append(part)
-    found += [
-        name for name in OF_STEP if digest_of(a_state.common["step"][name]) != digest_of(b_state.common["step"][name])
-    ]
-    for number, (a_own, b_own) in enumerate(zip(a_state.workers, b_state.workers, strict=False)):
-        if digest_of(a_own["rng"]) != digest_of(b_own["rng"]):
-            found.append(f"random state of worker {number}")
-    return found
+        found += [f"{file}: {name}" for name in sorted(a | b) if digest_of(a.get(name)) != digest_of(b.get(name))]
+    one_state, other_state = map(_parts, map(decode, loaded))
+    common = [name for name in one_state if name in other_state]  # fewer workers may make it again
+    return found + [name for name in common if digest_of(one_state[name]) != digest_of(other_state[name])]
 
 
-def _same(a: Any, b: Any) -> bool:
-    if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    return digest_of(a) == digest_of(b)
+def _parts(state: Checkpoint) -> dict[str, Any]:
+    """What a replay has to give again beside weights and optimizers, by name."""
+    parts = {part: _comparable(state.common[part]) for part in COMPARED}
+    parts |= {name: state.common["step"][name] for name in OF_STEP}
+    return parts | {f"random state of worker {n}": own["rng"] for n, own in enumerate(state.workers)}
 
 
 def _comparable(value: Any) -> Any:
@@ -160,7 +151,7 @@ def digest_of(value: Any) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(name.encode() + str(tensor.dtype).encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
