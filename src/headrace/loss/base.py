@@ -28,11 +28,10 @@ Weight = float | Tensor
 class Term:
     """One term of a loss on one microbatch.
 
-    Its part of the loss is `coefficient * times * sum / weight`, the weight being that of the whole update; one that is
-    `summed` is divided by it only where it is reported.
-    `times` is for terms that come as a mean over `times` rows. A coefficient of 0 only logs. A batch in which
-    no term that `counts` has any weight teaches nothing, and no update is made of it. One that does not, a prior, is
-    reported times its coefficient, as what it adds to the loss.
+    It adds `coefficient * times * sum / weight` to the loss, where `weight` is added up over the complete update. A
+    term that is `summed` is divided by the weight only in reports. Set `times` to the number of rows if `sum` is a mean
+    over them. A term with coefficient 0 is only logged. A batch is skipped if no term that `counts` has a weight. A
+    term that does not count, a prior, is reported multiplied by its coefficient.
     """
 
     sum: Any
@@ -129,14 +128,14 @@ def class_weights(name: str, weights: Sequence[float] | Tensor | None) -> Tensor
 
 
 class Loss(ABC):
-    """A term that is computed from what the model returns and from the streams of the batch.
+    """A term that is computed from the outputs of the model and the streams of the batch.
 
-    `output` picks from a model that returns a tuple or a dict; `target` and `weight` name streams: what to
-    compare with (the trainer's target by default), and how much each row counts. `reduce="sum"` minimises the sum, so
-    that a learning rate is one for each sample, whatever the batch size; reported is the mean all the same.
+    `output` selects an output of a model that returns a tuple or a dict. `target` names the stream to compare with, by
+    default the trainer's target; `weight` names the stream of row weights. `reduce="sum"` minimises the sum, so that a
+    learning rate applies to each sample, whatever the batch size; the mean is reported all the same.
 
-    Its settings may be set at any time, as in `loss.coefficient = 0.5`, and are in effect from the next update on. A
-    product is a term of its own: after `half = 0.5 * loss` set those of `half`.
+    Settings may be changed at any time, as in `loss.coefficient = 0.5`, and take effect in the next update. A product
+    is a separate term: after `half = 0.5 * loss`, change the settings of `half`.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_trainers_target")  # `for_target` shares all but the last

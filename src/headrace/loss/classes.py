@@ -21,11 +21,11 @@ ROUNDING = 0.02
 class CrossEntropy(Loss):
     """Cross entropy of outputs of shape (rows, classes, ...) with class indices or rows of probabilities.
 
-    `inputs` says what the outputs are: `"logits"`, any numbers; `"log_probs"`, what `log_softmax` gives; `"probs"`,
-    what `softmax` gives. One-hot rows of whole numbers count as indices. `normalize` says what class weights w are
-    divided by: `"met"`, the weights of the targets met, Σ w[yᵢ], as torch does (rows of probabilities: their number);
-    `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the plain loss. The
-    stream `weight` has a number for each row, or for each place of the target, as for pixels.
+    `inputs` names the kind of outputs: `"logits"`, any numbers; `"log_probs"`, the result of `log_softmax`; `"probs"`,
+    the result of `softmax`. One-hot rows of whole numbers count as indices. `normalize` is what the sum with class
+    weights w is divided by: `"met"`, the weights of the targets, Σ w[yᵢ], as in torch (with rows of probabilities, the
+    number of rows); `"classes"`, for every row the sum over all classes, so that uniform weights give 1/classes of the
+    plain loss. The stream `weight` has a number for each row, or for each place of the target, as for pixels.
     """
 
     __slots__ = ("_one_hot",)

@@ -1,4 +1,4 @@
-"""Losses that take numbers one by one: those of outputs and targets, and weights of the model."""
+"""Losses that are sums over single numbers: of outputs and targets, or of the weights of the model."""
 
 import math
 from abc import abstractmethod
@@ -165,10 +165,10 @@ class BinaryCrossEntropy(Elementwise):
 
 
 class L2Prior(Loss):
-    """½ · weight · Σ w² over all weights, biases left out: once per update, reported so, not part of a validation.
+    """½ · weight · Σ w² over all weights except biases; added once per update, and not part of a validation.
 
-    The weight is its `coefficient`, which may change between updates. `gains=False` leaves out the gains of
-    normalisation layers, too.
+    The weight is the `coefficient`, which may change between updates. `gains=False` also leaves out the gains of
+    normalisation layers.
     """
 
     training_only = True

@@ -1,4 +1,4 @@
-"""Focal loss, which counts what is already well classified less."""
+"""Focal loss, which gives less weight to examples that are already well classified."""
 
 import math
 from collections.abc import Sequence
@@ -27,19 +27,20 @@ def _shares(name: str, value: float | Sequence[float] | Tensor | None) -> Tensor
 
 
 class Focal(PerElement):
-    """Cross entropy that counts what is already well classified less, from logits.
+    """Cross entropy from logits that gives less weight to examples that are already well classified.
 
         FL(pₜ) = −αₜ (1 − pₜ)^γ log(pₜ),    pₜ = p and αₜ = α if y = 1,    pₜ = 1 − p and αₜ = 1 − α otherwise
 
-    Lin et al. 2017, https://arxiv.org/abs/1708.02002, equations 2 and 5. With targets of the shape of the outputs every
-    output is a question of its own with p = sigmoid(output). `alpha` is a number for all of them or one for each in the
-    last dimension; without it αₜ is 1. A target t between 0 and 1 counts as t of a yes and 1 − t of a no. With one
-    class index per row the classes exclude each other, pₜ is the softmax at that class, and there is no `alpha`.
+    Lin et al. 2017, https://arxiv.org/abs/1708.02002, equations 2 and 5. If targets have the shape of the outputs,
+    every output is a separate yes-or-no question with p = sigmoid(output). `alpha` is one number, or one for each entry
+    of the last dimension; without it αₜ is 1. A target t between 0 and 1 counts as t of a yes and 1 − t of a no. If
+    targets are one class index per row, the classes exclude each other, pₜ is the softmax at that class, and there is
+    no `alpha`.
 
-    `class_weights` multiply the loss of a class, or of a question whatever the answer, and are part of the sum.
-    `normalize` says what that is divided by: `"elements"`, the number of instances;
-    `"positives"`, one more than the sum of the answers, or the number of classes other than 0 (the background), so that
-    rows without any still teach. `reduce="sum"` divides by nothing.
+    `class_weights` multiply the loss of a class, or of a question whatever its answer. `normalize` is what the sum is
+    divided by: `"elements"`, the number of targets; `"positives"`, 1 plus the sum of the targets, or 1 plus the number
+    of targets other than 0 (the background), so that batches without any positive still train. With `reduce="sum"` the
+    sum is not divided.
     """
 
     reads = "logits"

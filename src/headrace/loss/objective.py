@@ -1,7 +1,7 @@
-"""An Objective is how a model and a batch become terms: the seam for everything that is not plain supervision.
+"""Objectives compute terms from a model and a batch, also for trainings that are not plain supervision.
 
-The default calls the model on its input streams and compares what it returns with the target. An objective
-of one's own does anything else: contrastive learning, distillation, a model that computes its own loss.
+The default objective calls the model on its input streams and compares the outputs with the target. Write your own for
+anything else, such as contrastive learning, distillation, or a model that computes its own loss.
 """
 
 import re
@@ -24,13 +24,13 @@ from .translate import translate
 
 
 class Terms(dict[str, Term]):
-    """Terms by name, with what the model returned, for the metrics."""
+    """Terms by name, and the outputs of the model for the metrics."""
 
     outputs: Any = None
 
 
 class Objective(ABC):
-    """How a model and a batch become terms. Give it `terms`; `weights` too, if they are known beforehand."""
+    """Computes terms from a model and a batch. Override `terms`, and `weights` if they are known beforehand."""
 
     splits: bool = False
     """Whether microbatches and workers may split a batch: its terms are the sums of the terms of its parts.
@@ -40,7 +40,7 @@ class Objective(ABC):
     joins: bool = False
     """Whether a validation may compute the terms of several batches together, from their joined outputs."""
     reads: str | None = None
-    """What the outputs are to a metric: one of `headrace.loss.task.READS`; some metrics need it."""
+    """What kind of outputs these are: one of `headrace.loss.task.READS`; some metrics need it."""
     ignores: int | None = None
     """The label that neither the loss nor a metric counts."""
     call: Call = Call()

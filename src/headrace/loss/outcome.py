@@ -1,4 +1,4 @@
-"""What an update, or a batch of a validation, showed, and what the losses of many add up to."""
+"""The result of an update or of a validation batch, and the sums of losses over many of them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +20,11 @@ from .metrics import Compared
 
 @dataclass(slots=True)
 class Outcome:
-    """What an update, or a batch of a validation, showed: every term, and what the model returned.
+    """The result of an update, or of a batch of a validation: every term, and the outputs of the model.
 
-    The terms are those of the whole update, their sums and weights numbers where the host knows them. A `train_step` or
-    an `evaluate_step` may give losses by name instead, as means over the rows of its batch, and the outputs for it.
+    The terms are those of the complete update; their sums and weights are numbers if the host knows them. A
+    `train_step` or an `evaluate_step` may instead return losses by name, as means over the rows of its batch, and
+    outputs.
     """
 
     terms: dict[str, Any]

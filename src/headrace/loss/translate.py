@@ -1,4 +1,4 @@
-"""What torch and users call a loss, as a term: standard modules exactly, any other function as declared."""
+"""Makes terms from losses of torch and from functions: standard modules exactly, other functions as declared."""
 
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -23,10 +23,10 @@ def _left_alone(only: str | None) -> Check:
 
 
 class RowMean(Loss):
-    """A function `(outputs, target) -> mean over the rows`, declared to be one.
+    """Declares that a function `(outputs, target) -> loss` is a mean over the rows.
 
-    The mean over a batch is then the mean over its parts, weighted by their rows, so that microbatches and
-    workers are exact. `reads` tells metrics what the outputs are: one of `headrace.loss.task.READS`.
+    The mean over a batch is then the mean over its parts, weighted by their rows, so that microbatches and workers are
+    exact. `reads` names the kind of outputs for metrics: one of `headrace.loss.task.READS`.
     """
 
     row_weight: str | None = setting(_left_alone(None))

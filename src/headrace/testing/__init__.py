@@ -1,4 +1,4 @@
-"""Conformance kits for those who write a Source or a Table of their own, and small tables to try it on.
+"""Tests whether a Source or a Table of your own keeps its contract, and makes small tables for such tests.
 
 ```python
 from headrace.testing import check_source
@@ -7,7 +7,7 @@ def test_my_source():
     check_source(lambda: MySource("small.txt"))
 ```
 
-It calls `store` and `data`.
+It imports `store` and `data`.
 """
 
 from .makers import dense_table, ragged_table, sparse_sequences, sparse_table

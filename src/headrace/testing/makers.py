@@ -1,4 +1,4 @@
-"""Small tables whose values tell which row and which item they are.
+"""Small tables whose values identify their row and item.
 
 Each has a stream `row` with the number of the row.
 """

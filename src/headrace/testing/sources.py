@@ -1,4 +1,4 @@
-"""The conformance kit for sources: tries every sentence of the contract of `headrace.Source`."""
+"""Tests whether a source keeps the contract of `headrace.Source`."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -49,11 +49,11 @@ def check_source(
     workers: Sequence[int] = (1, 2, 3, 4, 5),
     limit_s: float = 10.0,
 ) -> Report:
-    """Holds the sources that `factory` makes to the contract; an AssertionError names the promise that is broken.
+    """Tests sources that `factory` makes; an AssertionError names the promise of the contract that is broken.
 
-    Every call makes a source anew that stands at its beginning; let it be a small one, of 10 to 100 rows. It is pulled
-    with each of `sizes` (and with 1), for two epochs. `batches`: an epoch ends within so many. `rows`: those of an
-    epoch, as a Table, or how many there are, if that is to be checked too. `limit_s`: a call takes no longer than this.
+    Every call of `factory` makes a new source at its beginning. Let it be small, with 10 to 100 rows. The source is
+    read in batches of each of `sizes` (and of 1), for two epochs. `batches` is the most that an epoch has. To check the
+    rows of an epoch too, pass them as a Table, or their number, as `rows`. No call may take longer than `limit_s`.
     """
     trial = PromiseTrial(PROMISES, limit_s)
 

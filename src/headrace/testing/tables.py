@@ -1,4 +1,4 @@
-"""The conformance kit for tables: tries every sentence of the contract of `headrace.Table`."""
+"""Tests whether a table keeps the contract of `headrace.Table`."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -33,10 +33,10 @@ ROUNDS = 20  # how often several threads take at once
 
 
 def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Report:
-    """Holds the tables that `factory` makes to the contract; an AssertionError names the promise that is broken.
+    """Tests tables that `factory` makes; an AssertionError names the promise of the contract that is broken.
 
-    Every call makes a table anew; let it be a small one, of up to some thousands of rows. `limit_s`: a call takes no
-    longer than this.
+    Every call of `factory` makes a new table. Let it be small, with up to some thousand rows. No call may take longer
+    than `limit_s`.
     """
     trial = PromiseTrial(PROMISES, limit_s)
 

@@ -17,13 +17,13 @@ POLL_S = 0.05
 
 @dataclass
 class Report:
-    """What was compared of each promise, and which ones did not apply."""
+    """How often each promise was compared, and which promises did not apply."""
 
     subject: str
     checked: dict[str, int] = field(default_factory=dict)
-    """How often each promise was found kept."""
+    """How many comparisons of each promise succeeded."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Promises that did not apply, and streams that could not be compared, and why."""
+    """Reasons why promises did not apply, and why streams could not be compared."""
 
     def __str__(self) -> str:
         kept = ", ".join(f"{promise} ({times:,})" for promise, times in self.checked.items())

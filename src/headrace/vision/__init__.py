@@ -1,6 +1,6 @@
 """Training on images: networks, samples, detectors, metrics, tables of image files, augmentation, pictures.
 
-A leaf, which nothing of the library calls but a dialect. It calls `data`, `formats`, `adapters`, `loss` and `watch`.
+Only a dialect of `compat` imports this room. It imports `data`, `formats`, `adapters`, `loss` and `watch`.
 
 ```python
 from headrace import vision

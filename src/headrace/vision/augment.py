@@ -20,10 +20,10 @@ IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bb
 
 
 class Augment:
-    """Changes every image in another way in each epoch: `hr.map(table, vision.Augment(turn=15))`.
+    """Changes images at random, differently in each epoch: `hr.map(table, vision.Augment(turn=15))`.
 
-    Masks, pixel weights and boxes move with the image. The draws belong to the rows: they are the same in every
-    repetition, and after every resume.
+    Masks, pixel weights and boxes move with the image. The random numbers belong to the rows: a repeated or resumed
+    training draws the same ones.
 
     Args:
         mirror: the probability that columns are reversed.
@@ -32,10 +32,10 @@ class Augment:
         zoom: the smallest and the largest factor.
         shift: the largest shift, as a share of the size.
         contrast: pixels are multiplied by up to 1 ± this.
-        brightness: up to ± this is added.
+        brightness: a number between − this and + this is added.
         noise: the standard deviation of normal noise.
-        outside: the class of pixels that come in from outside, in masks. They are 0 in images and weights.
-        min_visible: a box of which less is visible is removed. Others are cut at the edges.
+        outside: the class, in masks, of pixels from outside of the image. Images and weights are 0 there.
+        min_visible: a box with a smaller visible share is removed. Other boxes are cut at the edges.
     """
 
     thread_safe = True

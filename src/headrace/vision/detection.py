@@ -22,11 +22,11 @@ from .networks import Backbone, Norm, enlarged
 
 RARE = 0.01  # the probability that an untrained detector gives an object at an anchor
 NONE = -1
-"""The class of a row that holds no box."""
+"""The class of a row without a box."""
 
 
 class Detector(nn.Module):
-    """Finds boxes in images: for each of its anchors a logit for each class, and the code of a box.
+    """Detects boxes in images: gives, for each anchor, a logit for each class and the code of a box.
 
     A feature pyramid over residual stages, with one head for all of its levels (Lin et al. 2017,
     https://arxiv.org/abs/1708.02002). It returns a dict of "class_logits" (images, A, classes), "box_codes" (images, A,
@@ -92,8 +92,8 @@ class Detection(Objective):
         prior: a prior that is added.
         class_heads_weight: the weight of `focal` in the total.
         bbox_heads_weight: the weight of `huber` in the total.
-        positive_iou: an anchor that overlaps a box by this much has to find it.
-        negative_iou: an anchor that overlaps all boxes by less has to find nothing.
+        positive_iou: an anchor that overlaps a box by at least this much is trained to predict it.
+        negative_iou: an anchor that overlaps all boxes by less is trained to predict no box.
         score: the lowest score of a detection.
         iou: of two detections that overlap by more, the one with the lower score is removed.
         max_boxes: the largest number of detections in an image.
@@ -251,11 +251,11 @@ def _output(outputs: Any, key: str) -> Tensor:
 def detections(
     outputs: Mapping[str, Any], size: Sequence[int], *, score: float = 0.05, iou: float = 0.5, max_boxes: int = 100
 ) -> Tensor:
-    """The boxes that the outputs of a detector stand for: (images, `max_boxes`, 6).
+    """The boxes that the outputs of a detector encode: (images, `max_boxes`, 6).
 
-    Each row is a box, its score and its class, the best first; rows of class −1 hold none. Boxes with a score under
-    `score` are left out, and those that overlap a better one of their class by more than `iou`. `size` is that of the
-    images, to which boxes are cut.
+    Each row is a box, its score and its class, the best first. Rows of class −1 are padding. Boxes with a score below
+    `score` are left out, and boxes that overlap a better one of their class by more than `iou`. Boxes are cut at the
+    edges of the images, whose height and width are `size`.
     """
     scores, codes, anchors = outputs["class_logits"].sigmoid(), outputs["box_codes"], outputs["anchors"]
     images, _, classes = scores.shape

@@ -43,7 +43,7 @@ class ImageFiles(Table):
         mean: a number, or one for each channel.
         std: a number, or one for each channel.
         masks: for each image a file with a class at each pixel, resized to the nearest.
-        known: other streams, in memory.
+        known: other streams, as columns in memory.
         classes: the names of the classes.
         threads: how many threads decode a batch while the model trains.
     """
@@ -190,7 +190,7 @@ def _eight_bits(file: Any, mode: str, path: Path) -> Any:
 
 
 def class_folders(root: str | Path, size: tuple[int, int], **options: Any) -> ImageFiles:
-    """Images in a folder for each class, whose names, sorted, are the classes; the label is `image_label_id`."""
+    """Images in one folder for each class; sorted folder names are the classes, and labels are `image_label_id`."""
     root = _folder(root)
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
     files = [[*_images(root / name)] for name in classes]
@@ -217,10 +217,10 @@ def mask_folders(
 
 
 def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **options: Any) -> ImageFiles:
-    """Images with boxes as COCO's JSON has them: the sequences `bbox`, row1, col1, row2, col2 and class of each.
+    """Images with boxes from COCO's JSON; each item of the sequence `bbox` is row1, col1, row2, col2 and class.
 
-    Boxes are resized with their images, and cut at their edges. Classes are the categories, by rising id; their names
-    are `table.classes`. Annotations of crowds are left out.
+    Boxes are resized with their images, and cut at the edges. Classes are the categories, sorted by id; `table.classes`
+    has their names. Annotations of crowds are left out.
     """
     path, folder = Path(annotations), _folder(images)
     try:

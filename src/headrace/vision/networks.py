@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from ..errors import ConfigError, unknown
 
 Norm = Literal["group", "batch", "none"]
-"""How layers are normalised. "batch" looks at the other images of a batch, the others do not."""
+"""How layers are normalised. Only "batch" uses the other images of a batch."""
 GROUPS = 8
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions and a way around them (He et al. 2016, https://arxiv.org/abs/1603.05027)."""
+    """Two convolutions and a skip connection (He et al. 2016, https://arxiv.org/abs/1603.05027)."""
 
     def __init__(self, channels: int, out: int, stride: int = 1, norm: Norm = "group") -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class ImageClassifier(nn.Module):
 class Segmenter(nn.Module):
     """A U-net: logits (images, classes, height, width) of images of any size.
 
-    Each stage of the way up takes the features of the way down at its resolution, too (Ronneberger et al. 2015,
+    Each stage of the decoder also takes the features of the encoder at its resolution (Ronneberger et al. 2015,
     https://arxiv.org/abs/1505.04597).
     """
 

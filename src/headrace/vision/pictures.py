@@ -38,11 +38,11 @@ GAP, GROUND = 6, (255, 255, 255)
 
 
 def draw(image: Tensor, answer: Tensor, classes: Sequence[str] = (), *, score: float | None = None) -> Image.Image:
-    """An image (channels, rows, columns) with an answer to it, as a picture of Pillow.
+    """Draws a label or a prediction on an image (channels, rows, columns), and returns a picture of Pillow.
 
-    The answer is a class, a class at each pixel, (rows, columns), or boxes with their classes, (boxes, 5); with
-    `score`, they are detections, which have a score before the class, and those of a lower one are left out. What is of
-    class −1 is none.
+    The label is a class, a class for each pixel, (rows, columns), or boxes with their classes, (boxes, 5). With
+    `score`, it is detections, (boxes, 6), which have a score before the class; those with a lower score are left out.
+    Class −1 is never drawn.
     """
     from PIL import Image, ImageDraw
 
@@ -69,11 +69,11 @@ def draw(image: Tensor, answer: Tensor, classes: Sequence[str] = (), *, score: f
 
 
 class Pictures(Callback):
-    """Draws what the model predicts for some images at every report: above what is true, below what it says.
+    """Draws some images at every report, with their labels above and the predictions of the model below.
 
-    `data` are rows with the stream `image` and the trainer's target, of which the first `count` are drawn. The pictures
-    are in the directory `pictures` of the run, or at `path`, for TensorBoard at their steps; the newest is in the
-    report. Detections with a score under `score` are left out. With several workers nothing is drawn.
+    `data` are rows with the stream `image` and the trainer's target; the first `count` of them are drawn. The pictures
+    are files in the directory `pictures` of the run, or in `path`. TensorBoard shows them at their steps, and the
+    report shows the newest. Detections with a score below `score` are left out. With several workers nothing is drawn.
     """
 
     everywhere = False
@@ -110,7 +110,7 @@ class Pictures(Callback):
             write_picture(self._folder, int(row["step"]), buffer.getvalue(), picture.size)
 
     def sheet(self, trainer: Any) -> Image.Image:
-        """The images side by side, above with what is true, below with what the trainer's model says."""
+        """The images side by side, with their labels above and the predictions of the trainer's model below."""
         images, truth = self._rows[IMAGE], self._rows[trainer.target]
         answers = trainer.predict({IMAGE: images})
         boxes = answers.dim() == 3

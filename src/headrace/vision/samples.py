@@ -24,14 +24,14 @@ TARGETS: dict[str, str] = {
 
 
 class ImageSamples:
-    """What samples of a task hold, and how a list of them becomes a batch.
+    """Checks samples of a task, and joins a list of them to a batch.
 
     Every sample is a dict with `image`, (channels, height, width), or (height, width) of one channel, and, by the task,
     `image_label_id`, `segmentation_image` (and maybe `weight_image`), or the numbers of its boxes, each as a list with
-    one for every box: `bbox_row1`, `bbox_col1`, `bbox_row2`, `bbox_col2`, and `bbox_label_id`. Other keys are left
-    alone. `class_ids` are the labels that may occur, in the order of the model's classes; 0, 1, … up to their number if
-    that is given. Labels among `ignore_class_ids` become `NONE`, −1: give that to the loss as `ignore_index`. Images
-    are taken as they are, as float32.
+    one for every box: `bbox_row1`, `bbox_col1`, `bbox_row2`, `bbox_col2`, and `bbox_label_id`. Other keys are ignored.
+    `class_ids` are the labels that may occur, in the order of the model's classes; a number n stands for 0 to n − 1.
+    Labels among `ignore_class_ids` become `NONE`, −1: pass −1 to the loss as `ignore_index`. Images are converted to
+    float32, and not scaled.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class ImageSamples:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What every sample has to have."""
+        """The keys that every sample has to have."""
         if self.task != "detection":
             return "image", self.target
         return "image", *NUMBERS, "bbox_label_id"
 
     def batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        """The batch of these samples; raises on what is wrong with one, by its number and key."""
+        """The batch of these samples. An error in a sample names its number and key."""
         images = self.images(samples, self.keys)
         if self.task == "classification":
             labels = torch.stack([self._number(k, s["image_label_id"]) for k, s in enumerate(samples)])
@@ -174,7 +174,7 @@ class ImageSamples:
 
 
 def padded(rows: Sequence[Tensor], numbers: int, least: int = 1) -> Tensor:
-    """Boxes of several images as one tensor, each filled up to as many as the most of one with nothing."""
+    """Boxes of several images as one tensor, padded to the largest number of boxes in an image."""
     most = max(least, *(len(each) for each in rows)) if rows else least
     like = rows[0] if rows else torch.zeros(0)
     return torch.stack([torch.cat([each, nothing(most - len(each), numbers, like)]) for each in rows])

@@ -12,16 +12,16 @@ from .boxes import overlaps
 from .detection import NONE, one_size
 
 THRESHOLDS = tuple(0.5 + 0.05 * k for k in range(10))
-"""How much a detection has to overlap its box: 0.5, 0.55, … 0.95."""
+"""The overlaps that a detection needs with its box: 0.5, 0.55, … 0.95."""
 RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
 
 
 class MeanAveragePrecision:
     """The mean over classes, and over how much boxes have to overlap, of the area under precision against recall.
 
-    As of COCO for all sizes: the best detection first, each finds the box of its class that it overlaps most and that
-    no better one has found; the precision is that at 101 values of the recall. `iou` is one overlap, or several. It is
-    a metric of a trainer: `metrics={"map": MeanAveragePrecision()}`.
+    It is COCO's score for boxes of all sizes. Detections are matched in the order of their scores, each with the free
+    box of its class that it overlaps most. The precision is taken at 101 values of the recall. `iou` is one overlap, or
+    several. Give it to a trainer as a metric: `metrics={"map": MeanAveragePrecision()}`.
     """
 
     higher_is_better = True
@@ -64,12 +64,12 @@ class MeanAveragePrecision:
         return hits
 
     def compute(self) -> float:
-        """The mean over all that was added; 0 where there was no box at all."""
+        """The mean over all images that were added; 0 if they have no box."""
         by_class = self.by_class()
         return sum(by_class.values()) / len(by_class) if by_class else 0.0
 
     def by_class(self) -> dict[int, float]:
-        """The average precision of each class of which there was a box."""
+        """The average precision of each class that has a box."""
         if not self._seen:
             return {}
         seen = {name: torch.cat([part[name] for part in self._seen]) for name in self._seen[0]}
