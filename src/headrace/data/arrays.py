@@ -1,4 +1,4 @@
-"""Data that is in memory already, or mapped into it, and used in place: tensors, arrays, sequences, sparse rows."""
+"""Tables over tensors, arrays, sequences and sparse rows that are in memory, or mapped into it; nothing is copied."""
 
 import hashlib
 import warnings
@@ -23,9 +23,10 @@ PLACES, RUN = 4096, 16  # of a larger tensor: the number of evenly spread places
 
 
 class ArrayTable(Table):
-    """Columns in memory, one tensor, array, `Ragged` or `Sparse` per stream, all of one length.
+    """A table of columns in memory: a tensor, array, `Ragged` or `Sparse` for each stream, all of the same length.
 
-    `block`: how many rows lie together on disk, where the columns are a file that is mapped into memory.
+    `block` is the number of rows that are stored together on disk, if the columns are a file that is mapped into
+    memory.
     """
 
     streams: Sequence[Stream] = ()
@@ -79,7 +80,7 @@ class ArrayTable(Table):
         return ArrayTable({name: column.to(device) for name, column in self.columns.items()}, encoding=self.encoding)
 
     def fingerprint(self) -> str:
-        """A hash that includes the values: all of a column up to 4 MB, an evenly spread sample of a larger one."""
+        """A hash that includes all values of a column of up to 4 MB, and an evenly spread sample of a larger one."""
         return fingerprint_of(super().fingerprint(), *map(values_digest, self.columns.values()))
 
     @property

@@ -25,9 +25,9 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stream:
-    """One named column: the shape of a single row, its dtype and how it is stored.
+    """Describes a column: its name, the shape and dtype of a row, and how it is stored.
 
-    A size of -1 is one that differs between batches, as that of padding does.
+    A size of -1 may differ between batches, as with padding.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Stream:
         return ANY in self.shape
 
     def fits(self, other: "Stream") -> bool:
-        """Whether two streams agree; a size that differs between batches agrees with any other."""
+        """Whether two streams agree; a size of -1 agrees with any other."""
         if self == other:
             return True
         sizes = zip(self.shape, other.shape, strict=False)
@@ -109,13 +109,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Batch:
-    """Rows of every stream by name, and the cursor that follows them.
+    """Rows of every stream by name, and the position of the source after them.
 
-    `batch["x"]` is a stream, and `batch.fields` has all of them by name.
-    `rows` counts the rows held here; `total` those of the whole update, over all microbatches and workers; `samples`
-    those that all workers use meanwhile, also where each makes updates of its own.
-    `cursor` is what to keep once the update has been applied; `ends_epoch` is true when the batch reaches
-    or crosses the end of an epoch.
+    `batch["x"]` is a stream, and `batch.fields` has all of them by name. `rows` is the number of rows in this batch.
+    `total` is the number of rows in the complete update, over all microbatches and workers. `samples` is the number of
+    rows that all workers use at this step, also if each makes separate updates. `cursor` is the position to save after
+    the update; `ends_epoch` is true if the batch reaches or crosses the end of an epoch.
     """
 
     __slots__ = (
@@ -167,18 +166,18 @@ class Batch:
 
     @property
     def streams(self) -> list[Stream]:
-        """The streams that its fields show to be of."""
+        """The streams that its fields belong to."""
         return [Stream.of(name, field) for name, field in self.fields.items()]
 
     @property
     def share(self) -> float:
-        """How large a part of the whole update this is, by rows."""
+        """The share of the rows of the complete update that are in this batch."""
         if self._share is not None:
             return self._share
         return self.rows / self.total if self.total else 0.0
 
     def items(self, stream: str) -> int:
-        """How many items of a stream: its rows, or the sequence items where it is a sequence."""
+        """The number of rows of a stream, or of items if it is a stream of sequences."""
         items = getattr(self[stream], "items", None)
         return items if isinstance(items, int) else self.rows
 
@@ -189,12 +188,12 @@ class Batch:
         return self._like({k: _to(v, device, non_blocking) for k, v in self.fields.items()})
 
     def pin(self) -> "Batch":
-        """The same batch, what is in host memory page-locked there, so that a device copies it without waiting."""
+        """The same batch with host memory page-locked, so that a device copies it without waiting."""
         return self._like({name: map_tensors(field, _pinned) for name, field in self.fields.items()})
 
     @property
     def pieces(self) -> list[int]:
-        """The rows of each of a loader's batches that it consists of; nothing if it is one."""
+        """The number of rows of each of the loader's batches in it; empty if it is only one."""
         return next((field.lengths for field in self.fields.values() if type(field) is Pieces), [])
 
     def split(self, rows: int) -> "list[Batch]":

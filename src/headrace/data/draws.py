@@ -1,6 +1,6 @@
 """Random numbers that belong to rows, computed from (seed, epoch, position).
 
-So what a `map` draws for a row is the same whatever batch, worker or thread it is read in, and after any resume.
+A `map` draws the same numbers for a row in any batch, worker or thread, and after any resume.
 """
 
 import math
@@ -20,7 +20,7 @@ _SECOND = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
 class Draws:
-    """Random numbers for the rows of a batch, a fresh set with every call; of shape (rows, *shape).
+    """Random numbers of shape (rows, *shape) for the rows of a batch; every call gives new ones.
 
     ```python
     def flip(batch, draws):
@@ -49,7 +49,7 @@ class Draws:
         return Draws(self._keys.to(device, non_blocking=True))
 
     def items(self, sequences: Ragged) -> "Draws":
-        """Those of the items of sequences, a fresh set with every call: `draws.items(words).normal()`."""
+        """Random numbers for the items of sequences; every call gives new ones: `draws.items(words).normal()`."""
         if len(sequences) != len(self):
             raise ConfigError(f"expected sequences for {len(self)} rows, got {len(sequences)}.")
         spread = {"output_size": sequences.items}

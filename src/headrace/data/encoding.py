@@ -1,4 +1,4 @@
-"""How data were read: which columns, as which streams, what codes stand for, and what stands for nulls."""
+"""How data were read: the columns and their streams, the meaning of codes, and the values for nulls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ class Encoding:
 
     @property
     def names(self) -> set[str]:
-        """The streams of which it is known what they hold."""
+        """The streams whose contents are known."""
         return {stream.name for stream in self.streams} | set(self.categories)
 
     def beside(self, other: "Encoding") -> "Encoding":
-        """How data were read whose streams are those of two."""
+        """The encoding of data that have the streams of both."""
         columns = None
         if self.columns is not None or other.columns is not None:
             columns = {**self._columns(), **other._columns()}

@@ -1,8 +1,8 @@
-"""Feeds a device: macrobatches are staged on it, one ahead of the compute, and read as minibatches.
+"""Feeds a device: copies macrobatches to it, one ahead of the training, and divides them into batches.
 
-Three ways, one for each place data can be. Rows in the device's own memory are gathered there. Rows in host
-memory that a thread may read are gathered, pinned and copied by one, while the previous macrobatch is in
-use. Everything else is pulled on the caller's thread. None changes what a batch is.
+There are three ways. Rows in the memory of the device are gathered there. Rows in host memory, if a thread may read
+them, are gathered, pinned and copied by a thread while the previous macrobatch is in use. All other data are read in
+the caller's thread. The batches are the same in all three.
 """
 
 import copy
@@ -49,8 +49,8 @@ class Feed:
         batch_size: rows in a batch. `{0: 32, "5 epochs": 64}` changes it, at points that `counters` counts.
         macrobatch: rows that are copied together, rounded up to batches, or bytes, as in "64 MB". "auto" chooses.
         shard: the part of each batch that this worker gets.
-        once: whether one epoch is wanted, so that nothing of the next is read ahead.
-        waiting: called now and then while a batch is awaited. If it raises, the wait ends.
+        once: whether only one epoch is read, so that nothing of the next one is read ahead.
+        waiting: a function that is called repeatedly while the feed waits for a batch. If it raises, the wait ends.
         counters: returns the steps, samples and epochs so far.
     """
 
@@ -97,12 +97,12 @@ class Feed:
 
     @property
     def batches(self) -> int | None:
-        """How many batches an epoch has, where that is known."""
+        """The number of batches in an epoch, if it is known."""
         return self.source.batches(self.sizes.first) if self.sizes.constant else None
 
     @property
     def macrobatches(self) -> int | None:
-        """How many macrobatches an epoch has, where that is known."""
+        """The number of macrobatches in an epoch, if it is known."""
         return None if self.batches is None else -(-self.batches * self.sizes.first // self.rows)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -144,8 +144,8 @@ class Feed:
     def close(self) -> None:
         """Ends the thread, if there is one, and drops what was staged ahead.
 
-        The source then stands after the last batch that was given. One without a state cannot go back: what was staged
-        is kept for the next iteration.
+        The source is then at the position after the last batch that was taken. A source without a state cannot go back,
+        so batches that were read ahead are kept for the next iteration.
         """
         began = self._stager.stop()
         if self.source.state_dict() is None:

@@ -1,8 +1,8 @@
 """The order of an epoch, as a pure function of (seed, epoch, position).
 
-Nothing is stored and nothing is drawn: the row at any position of any epoch is computed, in O(1) memory,
-by a keyed permutation. So a run can stop and go on anywhere, on any number of workers, and read the same
-rows. The outputs are part of the file format of a run: they never change within one `VERSION`.
+A keyed permutation computes the row at any position of any epoch in O(1) memory. Therefore a run can stop and continue
+anywhere, with any number of workers, and reads the same rows. Orders are part of the file format of a run: they never
+change within one `VERSION`.
 """
 
 import hashlib
@@ -111,11 +111,11 @@ class Permutation:
 
 
 class Order:
-    """Which row stands at which position of which epoch.
+    """The row at each position of each epoch.
 
-    `"full"`: any row anywhere. `"blocks"`: blocks of `block` consecutive rows shuffled, and the rows inside
-    each. `"blocks-only"`: blocks shuffled, rows in place. `"rows-only"`: blocks in place, rows shuffled
-    inside each. `"none"`: as stored. `mix`: of `"blocks"`, the rows of that many shuffled blocks are shuffled together.
+    `"full"` shuffles all rows. `"blocks"` shuffles blocks of `block` consecutive rows, and the rows within each block.
+    `"blocks-only"` shuffles only the blocks, and `"rows-only"` only the rows within each. `"none"` keeps the order of
+    the table. With `"blocks"` and `mix`, the rows of `mix` shuffled blocks are shuffled together.
     """
 
     batch_size = 0
@@ -142,7 +142,7 @@ class Order:
         return self.at(epoch, positions_of(self.n, start, stop))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The rows at these positions of an epoch, wherever they are."""
+        """The rows at these positions of an epoch, in any order."""
         if self.kind == "none" or not len(positions):
             return positions
         blocks, inside, tail, slot = self._permutations(epoch)
@@ -154,7 +154,7 @@ class Order:
         return self._two_levels(positions, blocks, inside, tail, slot)
 
     def positions(self, epoch: int, row: int) -> list[int]:
-        """Where a row stands in an epoch; one place, found without looking at any other."""
+        """The positions of a row in an epoch; there is one, computed without the others."""
         rows = np.array([row], dtype=np.int64)
         if self.kind == "none":
             return [row]

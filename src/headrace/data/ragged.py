@@ -15,7 +15,7 @@ from .sparse import Sparse
 class Ragged(Rows):
     """Sequences of unequal lengths: row i is values[offsets[i]:offsets[i + 1]].
 
-    The items may be sparse. `host_offsets` are the offsets on the host.
+    The items may be sparse. `host_offsets` is a copy of the offsets on the host.
     """
 
     __slots__ = ("_mask", "values")
@@ -28,7 +28,7 @@ class Ragged(Rows):
 
     @classmethod
     def of(cls, sequences: "Sequence[Any]") -> "Ragged":
-        """Sequences given one by one, as tensors, arrays or lists."""
+        """Makes it from a list of sequences, which are tensors, arrays or lists."""
         parts = [torch.as_tensor(unmasked(each, f"sequence {k}")) for k, each in enumerate(sequences)]
         held = [part for part in parts if len(part)] or parts[:1]
         if not held:
@@ -59,7 +59,7 @@ class Ragged(Rows):
 
     @property
     def items(self) -> int:
-        """How many items there are in all rows."""
+        """The number of items in all rows."""
         return len(self.values)
 
     @property
@@ -73,23 +73,23 @@ class Ragged(Rows):
 
     @property
     def lengths(self) -> Tensor:
-        """Items of each row, on the device of the values."""
+        """The number of items in each row, on the device of the values."""
         return self.offsets.diff()
 
     @property
     def longest(self) -> int:
-        """Items of the longest row; the device is not asked."""
+        """The number of items in the longest row, without waiting for the device."""
         return int(self.host_offsets.diff().max()) if len(self) else 0
 
     @property
     def mask(self) -> Tensor:
-        """Of shape (rows, longest): true where `padded` holds an item."""
+        """A tensor (rows, longest), true where `padded` has an item."""
         if self._mask is None:
             self._mask = torch.arange(self.longest, device=self.device) < self.lengths[:, None]
         return self._mask
 
     def padded(self, value: float = 0) -> Tensor:
-        """Of shape (rows, longest, ...): the items of each row, then `value`."""
+        """A tensor (rows, longest, ...) with the items of each row, followed by `value`."""
         values, mask = self.dense(), self.mask
         if values.dim() == 1:  # the mask is in the order of the items
             padded = values.new_full(mask.shape, value)
@@ -125,14 +125,14 @@ class Ragged(Rows):
         return self.with_values(self.values.ids)
 
     def with_values(self, values: "Tensor | Sparse") -> "Ragged":
-        """The same sequences of other items, one for each: what a model has made of `values`."""
+        """The same sequences with other items, one for each of `values`, such as the outputs of a model for them."""
         if len(values) != self.items:
             advice = " Padded ones belong to with_padded()." if len(values) == len(self) else ""
             raise DataError(f"expected {self.items} items for {len(self)} sequences, got {len(values)}.{advice}")
         return self._like([values], self.offsets, self.host_offsets)
 
     def with_padded(self, padded: Tensor) -> "Ragged":
-        """The same sequences of other items: what a model has made of `padded()`."""
+        """The same sequences with other items, taken from a tensor of the shape of `padded()`."""
         if tuple(padded.shape[:2]) != (len(self), self.longest):
             raise DataError(f"expected shape {[len(self), self.longest]} and more, got {list(padded.shape)}.")
         starts = torch.arange(len(self), device=self.device) * self.longest

@@ -1,4 +1,4 @@
-"""Sources that the library makes: a table read in an order, and another source cut into epochs of a given length."""
+"""Sources that read a table in an order, or divide another source into epochs of a given length."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +22,16 @@ from .source import Source, Table, check_fixed, check_names, forwarded
 class Reader(Source):
     """Reads a table in an order, epoch after epoch, in batches of any size.
 
-    Its position is a few integers, so that any number of workers can continue from there. Shard r of W gets the rows
-    [g·r // W, g·(r+1) // W) of each batch of g rows, or the sequences that have that share of the items.
+    Its position is a few integers, from which any number of workers can continue. Worker r of W gets the rows [g·r //
+    W, g·(r+1) // W) of each batch of g rows; with `count`, the sequences with this share of the items.
 
     Args:
         table: the rows.
         order: "full", "blocks", "blocks-only", "rows-only" or "none": see `Order`.
-        seed: of the order.
+        seed: the seed of the order.
         block: consecutive rows in a block, for an order by blocks. A table of files has its own.
         mix: how many shuffled blocks are shuffled together.
-        count: what a batch size counts: "rows", or the items of this sequence stream. Sequences are not divided.
+        count: the unit of a batch size: "rows", or items of this stream of sequences. Sequences are not divided.
         cross_epochs: whether the last batch of an epoch is filled with the first rows of the next.
         max_epochs: the reader ends after this many epochs.
         max_samples: the reader ends after this many rows.
@@ -109,7 +109,7 @@ class Reader(Source):
         return self.position // self.order.n
 
     def over(self, table: Table) -> "Reader":
-        """The same reading of another table, which has as many rows."""
+        """The same reader of another table with as many rows."""
         check_names(table.streams)
         check_fixed(table.streams)
         found = copy.copy(self)

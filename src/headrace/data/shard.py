@@ -10,7 +10,7 @@ from .batch import Batch
 class Shard:
     """The part of every batch that one of `count` workers reads.
 
-    Where a batch is cut into `parts`, it consists of whole ones.
+    If batches are divided into `parts`, a shard consists of complete parts.
     """
 
     index: int = 0
@@ -22,7 +22,7 @@ class Shard:
             raise ConfigError(f"a shard is one of its count, got index {self.index} of {self.count}.")
 
     def of(self, rows: int) -> tuple[int, int]:
-        """Start and stop of this shard within a batch of `rows` rows; it may be empty."""
+        """The start and stop of this shard in a batch of `rows` rows; it may be empty."""
         if not self.parts:
             return rows * self.index // self.count, rows * (self.index + 1) // self.count
         cuts, mine = self.cuts(rows), self.mine

@@ -1,7 +1,7 @@
-"""The contract of data: a `Table` gives rows by number, a `Source` gives the next minibatch.
+"""The base classes of data: a `Table` returns rows by number, and a `Source` returns the next batch.
 
-Whoever has random access writes a Table, and gets shuffling, sharding and exact resume from the Reader.
-Whoever has a stream writes a Source, and says what it can do.
+Write a Table for data with random access: a Reader adds shuffling, sharding and exact resume. Write a Source for a
+stream of batches, and declare what it can do.
 """
 
 import copy
@@ -45,15 +45,15 @@ class Cursor(TypedDict):
 
 
 class Source(ABC):
-    """Data pulled one minibatch at a time. Give it `streams` and `next_batch`; state, by choice.
+    """Data that are read batch by batch. Override `streams` and `next_batch`, and for exact resume the state methods.
 
-    A source is asked for `size` rows of the whole batch and returns its shard's part of them: an empty
-    Batch if there is nothing for this shard, `None` once it is finished for every shard. With `state_dict`
-    and `load_state_dict` it resumes exactly and is rewound for the next epoch; without them it is pulled
-    on, and has to start again by itself. `headrace.testing.sources.check_source` tries all of it.
+    `next_batch` gets the size of the complete batch and returns the part of this shard: an empty Batch if the shard has
+    no rows in it, and `None` after the last batch. A source with `state_dict` and `load_state_dict` resumes exactly,
+    and is rewound for the next epoch. A source without them has to start the next epoch by itself.
+    `headrace.testing.check_source` tests all of this.
 
-    It may be asked before its batch is needed, unless it is `endless` or `marks_ends`, and is neither `thread_safe` nor
-    `shards`. What it draws, it draws from a generator of its own, kept in its state.
+    Batches are read before they are needed, unless the source is `endless` or `marks_ends`, and neither `thread_safe`
+    nor `shards`. A source draws random numbers from its own generator, which is part of its state.
     """
 
     shards = False
@@ -89,11 +89,11 @@ class Source(ABC):
         """The shard's part of the next `size` rows; `None` at the end."""
 
     def state_dict(self) -> State | None:
-        """Where the source stands, as plain values and tensors; `None` if it cannot say."""
+        """The position of the source, as plain values and tensors; `None` if it has none."""
         return None
 
     def load_state_dict(self, state: State) -> None:
-        """Goes back to a state that `state_dict` gave."""
+        """Restores a state that `state_dict` returned."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     def take_over(self, source: "Source", **others: Any) -> None:
@@ -102,7 +102,7 @@ class Source(ABC):
             setattr(self, name, others.get(name, getattr(source, name)))
 
     def apart(self) -> "Source":
-        """The same source at a position of its own, for a thread that reads ahead; itself, where that cannot be."""
+        """A copy with a separate position, for a thread that reads ahead; the source itself if there cannot be one."""
         return self
 
     @property
@@ -112,7 +112,7 @@ class Source(ABC):
 
     @property
     def title(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return type(self).__name__
 
     @property
@@ -194,7 +194,7 @@ _TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool 
 
 
 class Table(ABC):
-    """Rows by number. Give it `streams`, `__len__` and `take`; everything else comes from the Reader."""
+    """Data whose rows can be read by number. Override `streams`, `__len__` and `take`; a Reader does the rest."""
 
     @property
     @abstractmethod
@@ -207,7 +207,7 @@ class Table(ABC):
 
     @abstractmethod
     def take(self, indices: Tensor) -> Batch:
-        """The rows at these numbers (int64, any order), all at once, in memory that the table does not keep."""
+        """The rows with these numbers (int64, in any order), in new memory."""
 
     def rows(self, start: int, stop: int) -> Batch:
         """The rows from `start` to `stop`, as stored; they may be views, if `aliases` is true."""
@@ -215,14 +215,14 @@ class Table(ABC):
 
     @property
     def aliases(self) -> bool:
-        """Whether `rows` may give views of memory that the table keeps. Readers copy them: models may change batches.
+        """Whether `rows` may return views of the table's memory. Readers copy them, because a model may change a batch.
 
-        That is assumed of a table with `rows` of its own. Set it to False if these are always copies.
+        By default it is true if a table overrides `rows`. Set it to False if `rows` always returns copies.
         """
         return type(self).rows is not Table.rows
 
     def lengths(self, stream: str) -> Tensor:
-        """How many items every row of a sequence stream has, int64, on the host: for batches that count items."""
+        """The number of items in each row of a stream of sequences, as int64 on the host, to count items."""
         self.sequence(stream)
         raise SourceError(f"{type(self).__name__} does not know the lengths of {stream!r}. Give it lengths(stream).")
 
@@ -253,7 +253,7 @@ class Table(ABC):
 
     @property
     def categories(self) -> Categories:
-        """What the numbers of a stream stand for, where it was strings."""
+        """The strings that the numbers of a stream stand for, if it was read from strings."""
         return {}
 
     @property
@@ -286,7 +286,7 @@ class Table(ABC):
         return False
 
     def fingerprint(self) -> str:
-        """What a resumed run compares: the same rows and streams give the same text."""
+        """A text that a resumed run compares: the same rows and streams give the same text."""
         return fingerprint_of(len(self), *self.streams, *sorted(self.categories.items()), *sorted(self.nulls.items()))
 
 

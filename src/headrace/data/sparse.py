@@ -1,4 +1,4 @@
-"""Sparse rows: only the numbers that are not zero are stored, with their places."""
+"""Sparse rows, which store only the numbers that are not zero, with their indices."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .fields import Rows, check_offsets
 class Sparse(Rows):
     """Rows of `dim` numbers, nearly all zero: row i has its values at indices[offsets[i]:offsets[i + 1]].
 
-    Without `values` every one of them is 1. `host_offsets` are the offsets on the host.
+    Without `values`, all stored values are 1. `host_offsets` is a copy of the offsets on the host.
     """
 
     __slots__ = ("dim", "dtype", "indices", "values")

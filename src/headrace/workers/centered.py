@@ -18,15 +18,15 @@ SHARES = 8
 
 
 class Centered(Strategy, ABC):
-    """Every worker updates its own replica, and `every` so often exchanges weights with the center, in worker 0.
+    """Every worker updates its own replica, and after each `every` exchanges weights with the center in worker 0.
 
-    Override `merge`, which says what an exchange does. Nobody waits for anybody. `every` counts this worker's own
-    updates, rows, or passes: one ends when the center leases it rows of a later epoch; "end" is once, when all is
-    done. A worker also exchanges when there is nothing left for it to read. The center leases `lease` rows at a time.
+    Override `merge`, which makes an exchange. Workers do not wait for each other. `every` counts the updates, rows or
+    epochs of one worker; its epoch ends when the center leases it rows of a later one. With "end" there is one
+    exchange, at the end of the training. A worker also exchanges weights when there are no more rows for it to read.
+    The center leases `lease` rows at a time.
 
-    Data are used exactly once: an exchange applies a change and records the rows that it comes from in one call.
-    Optimizers keep their state, and integer buffers their counts, on their worker; other buffers are treated like
-    parameters.
+    Rows are used exactly once: an exchange applies a change and records its rows in one call. The state of an optimizer
+    and integer buffers stay on their worker. Other buffers are treated like parameters.
     """
 
     centered: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class Centered(Strategy, ABC):
 
     @abstractmethod
     def merge(self, center: list[Tensor], worker: list[Tensor]) -> None:
-        """An exchange: changes the tensors of the center, and those that the worker goes on with, both in place."""
+        """Makes an exchange: changes the tensors of the center and those of the worker in place."""
 
     @property
     def client(self) -> CenterClient:
@@ -70,7 +70,7 @@ class Centered(Strategy, ABC):
 
     @property
     def progress(self) -> Body:
-        """How far the training is, as the center last said: `samples` and `epochs` of all workers, and `stop`."""
+        """The progress that the center reported last: `samples` and `epochs` of all workers, and `stop`."""
         return self._progress
 
     @property

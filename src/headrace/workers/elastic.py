@@ -1,4 +1,4 @@
-"""Elastic averaging: workers are tied to the center by springs."""
+"""Elastic averaging: each worker moves toward the center from time to time, and the center toward the worker."""
 
 from numbers import Real
 
@@ -14,20 +14,20 @@ BETA = 0.9
 
 
 class Elastic(Centered):
-    """EASGD: `every` so often a worker's weights xᵢ and the center c pull each other, in the order of arrival.
+    """EASGD: after each `every`, a worker's weights xᵢ and the center c move toward each other.
 
         d = α(xᵢ - c);  xᵢ ← xᵢ - d;  c ← c + d
 
-    The same d on both sides, of the values before, so that c + Σxᵢ never changes by an exchange. Between exchanges the
-    workers explore by themselves; the center is their moving average, and the result.
-    https://arxiv.org/abs/1412.6651
+    Both sides change by the same d, so an exchange does not change c + Σxᵢ. Between exchanges each worker trains
+    separately. The center is their moving average, and the result of the training. https://arxiv.org/abs/1412.6651
 
-    `alpha` is 0.9 / W by default, for W workers. Exchanges come between updates: no gradient is of weights that have
-    been pulled since. So with α ≤ 1 they are stable wherever the local updates are, for a rate γ and a curvature h at
-    γh ≤ 2. (Where gradients are of the weights before the exchange, it takes α ≤ (4 - 2γh) / (4 - γh).)
+    `alpha` is α, by default 0.9 / W for W workers. Exchanges take place between updates, so no gradient belongs to
+    weights from before an exchange. Therefore a training with α ≤ 1 is stable if the local updates are, which for a
+    learning rate γ and a curvature h means γh ≤ 2. (If gradients belonged to the weights before the exchange, α would
+    have to be at most (4 - 2γh) / (4 - γh).)
 
-    `alpha=0.5, take_center=True` is the merge c ← (c + xᵢ)/2 after which the worker goes on with c. The order of
-    arrival matters there: the last worker weighs ½, the one before ¼, and so on.
+    With `alpha=0.5, take_center=True`, an exchange sets c ← (c + xᵢ)/2, and the worker continues with c. The order of
+    the workers then matters: the last one has weight ½, the one before it ¼, and so on.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Finds the communicator of this worker: a virtual one, one of a process that was started among others, or none."""
+"""Finds the communicator of this worker: of a virtual worker, of a process among others, or of a single worker."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _PORT = 20000
 
 
 def here() -> Comm:
-    """The communicator of this worker: of a launch, torchrun, Ray Train, SLURM or Open MPI; else of a worker alone."""
+    """The communicator of this worker, from launch, torchrun, Ray Train, SLURM, Open MPI, or for a single worker."""
     if (comm := current_comm()) is not None:
         return comm
     starter = "" if "RANK" in os.environ else _take_over(os.environ)

@@ -1,4 +1,4 @@
-"""Rounds: every worker trains by itself for a while, then all go on with their mean, or from an outer step."""
+"""Rounds: every worker trains separately for a while, then all continue with their mean, or after an outer step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -244,11 +244,12 @@ class Rounds(Strategy, ABC):
 class Periodic(Rounds):
     """θ ← Σ nᵢθᵢ / Σ nᵢ over the workers, n being the rows that each has used since the last time.
 
-    `every`: "1 epoch", "16 steps", "4096 samples" (of all workers), or "end": once, when all is done. `outer` makes a
-    torch optimizer of parameters; then θ₀ ← Outer(θ₀, grad=Δ̄) with Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ, the mean change.
+    `every` is "1 epoch", "16 steps", "4096 samples" (of all workers), or "end", once at the end of the training.
+    `outer` makes a torch optimizer from parameters; then θ₀ ← Outer(θ₀, grad=Δ̄) with Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ, the
+    mean change.
 
-    A worker alone trains as if there were no strategy, to the bit. Averaging after every update is `Synchronous` for
-    SGD, with momentum too, and is not for Adam. https://arxiv.org/abs/1808.07217
+    A single worker trains as if there were no strategy, bit for bit. Averaging after every update is the same as
+    `Synchronous` for SGD, also with momentum, but not for Adam. https://arxiv.org/abs/1808.07217
     """
 
     def __init__(
@@ -277,9 +278,9 @@ class Periodic(Rounds):
 class BlockMomentum(Rounds):
     """v ← ηv + ζΔ̄; θ₀ ← θ₀ − v, with Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ, the mean change of the round that ends.
 
-    η is `momentum`, by default 1 − 1/W for W workers, so that each of them counts for as much as if it were alone;
-    ζ is `lr`. `nesterov` is torch's. `reset_inner`: the workers' own momentum begins anew with every round.
-    K. Chen and Q. Huo, "Scalable training of deep learning machines by incremental block training", ICASSP 2016.
+    η is `momentum`, by default 1 − 1/W for W workers, so that the changes of each worker count in full over time. ζ is
+    `lr`. `nesterov` is as in torch. With `reset_inner`, the momentum of the workers' optimizers begins at zero in every
+    round. K. Chen and Q. Huo, "Scalable training of deep learning machines by incremental block training", ICASSP 2016.
     """
 
     def __init__(
@@ -315,8 +316,8 @@ class BlockMomentum(Rounds):
 class DiLoCo(Rounds):
     """θ₀ ← Outer(θ₀, grad=Δ̄), where Outer is SGD with Nesterov momentum and Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ.
 
-    Made for hundreds of steps of an inner AdamW, which keeps what it remembers. A steady change is taken
-    lr / (1 − momentum) times, seven times by default. https://arxiv.org/abs/2311.08105
+    It is made for rounds of hundreds of steps with AdamW, which keeps its state. A steady change moves the weights lr /
+    (1 − momentum) times as far, seven times by default. https://arxiv.org/abs/2311.08105
     """
 
     def __init__(

@@ -37,8 +37,8 @@ Format = Literal["fp32", "bf16", "fp16"]
 class Sharded(Strategy):
     """g = Σᵢ gᵢ, one update as `Synchronous` makes it; the model is divided between the workers by `fully_shard`.
 
-    The trainer is made in the workers, which need a process group. The optimizer is a function of the parameters, or
-    has made no step yet. All workers write a checkpoint, and any number of workers can read it.
+    Make the trainer in the workers, which need a process group. Pass the optimizer as a function of the parameters, or
+    before it has made a step. All workers write a checkpoint together, and any number of workers can read it.
 
     Args:
         patterns: modules that are sharded one by one, as in `Sharded("blocks.*")`. Their parameters are gathered before
@@ -47,8 +47,8 @@ class Sharded(Strategy):
         reduce: the format in which gradients are added.
         replicas: "node" shards the model within each machine; a number makes this many sharded copies.
         offload: whether the shards are in the memory of the host.
-        init: gives values to a model on the "meta" device, one part after the other: a function that is called with
-            every module, as by `model.apply`, or a safetensors file, or a directory of them.
+        init: gives values to a model on the "meta" device: a function that is called with every module, as by
+            `model.apply`, or a safetensors file, or a directory of them.
     """
 
     joint: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The base class of strategies, and the strategy of a worker alone."""
+"""The base class of strategies, and the strategy of a single worker."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,11 +20,12 @@ State = dict[str, Any]
 
 
 class Strategy:
-    """How several workers make one model. It sees vectors, a communicator and row counts, nothing else.
+    """Trains one model with several workers. It gets only vectors, a communicator and counts of rows.
 
-    A `joint` strategy makes one update of one batch, whose rows the workers share: override `totals` and `reduce`.
-    Otherwise every worker updates its own replica with a batch of its own, and they agree from time to time:
-    override `begin`, `after` and `consensus`. A `centered` one never waits for others: see `Centered`.
+    With a `joint` strategy, the workers make one update from one batch, whose rows they share: override `totals` and
+    `reduce`. With any other, every worker updates its own replica with its own batches, and the replicas are combined
+    from time to time: override `begin`, `after` and `consensus`. With a `centered` strategy, workers do not wait for
+    each other: see `Centered`.
     """
 
     joint: ClassVar[bool] = False
@@ -32,28 +33,28 @@ class Strategy:
     shards: ClassVar[bool] = False
     """Whether every worker has a part of the model."""
     parts: int = 0
-    """Into how many parts a batch is cut, whose sums are the same whoever computes them; 0: into none."""
+    """The number of parts of a batch whose sums are the same on any number of workers; 0 if there are none."""
 
     def __init__(self) -> None:
         self.comm: Comm = Null()
 
     def join(self, comm: Comm) -> None:
-        """Before anything else: the worker that this is."""
+        """Sets the communicator of this worker; called before all other methods."""
         self.comm = comm
 
     @property
     def kind(self) -> str:
-        """What a checkpoint calls it: strategies of one kind continue each other's trainings."""
+        """Its name in a checkpoint: strategies of one kind can continue each other's trainings."""
         return type(self).__name__
 
     @property
     def setting(self) -> "Strategy":
-        """A strategy of the same results, by which the settings of a run are compared."""
+        """A strategy with the same results, for the comparison of a run's settings."""
         return self
 
     @property
     def note(self) -> str:
-        """What a training's last line and its log say of it; nothing where models are as usual."""
+        """A note for the last line of a training and its log; empty for most strategies."""
         return ""
 
     @property
@@ -80,7 +81,7 @@ class Strategy:
 
     @property
     def shard(self) -> Shard:
-        """The part of every batch that is this worker's."""
+        """This worker's part of every batch."""
         return replace(self.comm.shard, parts=self.parts)
 
     @property
@@ -89,7 +90,7 @@ class Strategy:
         return self.joint and self.comm.count > 1
 
     def totals(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """What the terms of this worker's part weigh, for the whole batch."""
+        """The weights of terms for the complete batch, from those of this worker's part."""
         return dict(weights)
 
     def most(self, count: int) -> int:
@@ -103,9 +104,9 @@ class Strategy:
         """The last backward pass of an update is about to begin: gradients may travel as they become ready."""
 
     def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
-        """After the backward pass: gradients become those of the whole batch, and numbers the sums over all workers.
+        """Called after the backward pass: adds up gradients and numbers over all workers.
 
-        `reached` says which parameters have gradients; what comes back, which of them have some on any worker.
+        `reached` says which parameters have gradients here. The result says which have one on any worker.
         """
         return reached, numbers
 
@@ -129,34 +130,34 @@ class Strategy:
         """The model leaves its arenas, for good or for a while: what was held of them is let go."""
 
     def begin(self, replica: Replica) -> None:
-        """A training begins, with the same weights on all workers."""
+        """Called when a training begins, with the same weights on all workers."""
 
     def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
-        """An update was made: of `rows` rows here, `total` on all workers. Whether all agree on the weights now."""
+        """Called after an update from `rows` rows here, `total` on all workers; returns whether the weights agree."""
         return True
 
     def finish(self, replica: Replica) -> None:
-        """The training has ended, and been saved: what this worker has not shared yet is shared."""
+        """Called after a training has ended and been saved: shares what this worker has not shared yet."""
 
     def leave(self) -> None:
-        """However a training ends, also by an error: this worker is no longer in it."""
+        """Called when a training ends, also with an error: this worker takes no further part in it."""
 
     def consensus(self, replica: Replica) -> list[Tensor]:
-        """What all workers together think that `replica.tensors` should be, at this moment; nothing is changed."""
+        """The common weights of all workers at this moment, like `replica.tensors`; changes nothing."""
         return replica.tensors
 
     def state_dict(self, replica: Replica) -> State:
-        """What is the same on all workers, by names of parameters."""
+        """The state that is the same on all workers, by names of parameters."""
         return {}
 
     def own_state(self) -> State:
-        """What is this worker's own, beside its weights and its optimizer."""
+        """The state of this worker, without its weights and its optimizer."""
         return {}
 
     def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Goes back to a state. `own=None`: the number of workers is another, and the round begins anew.
+        """Restores a state. With `own=None`, the number of workers has changed, and the round begins again.
 
-        The replica holds this worker's weights already: those of the round's beginning where it begins anew.
+        The replica already has the weights of this worker, or those of the beginning of the round if it begins again.
         """
 
 

@@ -21,17 +21,17 @@ _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Synchronous(Strategy):
-    """g = Σᵢ gᵢ, one update: any number of workers makes the update that one would make of the whole batch.
+    """g = Σᵢ gᵢ: any number of workers makes the update that one worker would make from the complete batch.
 
-    Gradients of large models travel in chunks while the backward pass still computes others. `compress` halves what
-    travels, "bf16" or "fp16": every worker's gradients are rounded to it.
+    Gradients of large models are sent in chunks while the backward pass still computes others. `compress`, "bf16" or
+    "fp16", halves the number of bytes: gradients are rounded to this format.
 
-    `parts` cuts every batch into so many consecutive parts. Each is computed by itself, as a microbatch is, and their
-    sums are added up in one fixed tree, whoever computes them: any number of workers up to `parts` makes the same
-    update, bit for bit, on processors of one kind with equally many threads. A part begins with the buffers of before
-    the update, and its random numbers are keyed by the trainer's seed, the step and the part.
+    `parts` divides every batch into this many consecutive parts. Each part is computed separately, like a microbatch,
+    and the sums are added up in one fixed tree. Any number of workers up to `parts` then makes the same update, bit for
+    bit, on processors of one kind with equally many threads. Each part begins with the buffers from before the update,
+    and its random numbers are keyed by the trainer's seed, the step and the part.
 
-    A worker that is lost ends the others; they go on from the last checkpoint.
+    If a worker is lost, the others end. The training can be resumed from the last checkpoint.
     """
 
     joint: ClassVar[bool] = True
