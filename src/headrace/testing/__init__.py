@@ -7,7 +7,7 @@ def test_my_source():
     check_source(lambda: MySource("small.txt"))
 ```
 
-It imports `store` and `data`.
+It calls `store` and `data`.
 """
 
 from .makers import dense_table, ragged_table, sparse_sequences, sparse_table

@@ -1,6 +1,6 @@
 """Training on images: networks, samples, detectors, metrics, tables of image files, augmentation, pictures.
 
-Only a dialect of `compat` imports this room. It imports `data`, `formats`, `adapters`, `loss` and `watch`.
+Nothing else in the library but `compat` uses this room. It calls `data`, `formats`, `adapters`, `loss` and `watch`.
 
 ```python
 from headrace import vision
