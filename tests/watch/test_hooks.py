@@ -382,7 +382,9 @@ def test_a_value_that_nothing_could_work_with_is_refused_and_the_old_one_stays(n
     assert getattr(trainer, name) is before
 
 
-@pytest.mark.parametrize("name", ["batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic"])
+@pytest.mark.parametrize(
+    "name", ["batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic", "augment"]
+)
 def test_what_holds_for_a_whole_training_cannot_be_changed_within_one(name: str) -> None:
     trainer = make()
     for info in trainer.steps(DATA, epochs=1):

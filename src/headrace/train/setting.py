@@ -48,7 +48,7 @@ class BetweenTrainings:
         check_setting(self.name, value)
         _remember(trainer, self.name, value)
         if self.name == "metrics":
-            value = MetricsByOutput(value)
+            value = value if isinstance(value, MetricsByOutput) else MetricsByOutput(value)
             trainer.updates.measure(value.output_getters(measured_by(trainer.objectives, trainer.target)))
         vars(trainer)[self.name] = value
 

@@ -86,7 +86,7 @@ class Trainer:
 
     batch_size, schedule, metrics = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
     seed, order = BetweenTrainings(), BetweenTrainings()
-    macrobatch, deterministic = BetweenTrainings(), BetweenTrainings()
+    macrobatch, deterministic, augment = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
     microbatch = OfUpdates()
     """Rows that pass the model at once, from the next update on; "auto": fewer when memory runs out."""
     clip_norm = OfUpdates()
