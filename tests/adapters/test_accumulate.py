@@ -98,6 +98,7 @@ def _with_two_workers() -> None:
     ("call", "message"),
     [
         (lambda: source(0), "accumulate= is a number of the loader's batches, 1 or more; got 0"),
+        (lambda: source(True), "accumulate= is a number of the loader's batches, 1 or more; got True"),
         (lambda: fit(trainer(), loader(), val=source()), "accumulate= is for training data, and the val data have it"),
         (lambda: trainer().predict(source()), "accumulate= is for training data"),
         (lambda: hr.launch(_with_two_workers, workers=2), "accumulate= is for one worker"),
@@ -112,14 +113,16 @@ def _with_two_workers() -> None:
             "batches of tensors",
         ),
     ],
-    ids=["none", "validation", "prediction", "workers", "parts", "sequences"],
+    ids=["none", "yes", "validation", "prediction", "workers", "parts", "sequences"],
 )
 def test_what_cannot_be_accumulated_is_refused(call: Any, message: str) -> None:
     with pytest.raises(hr.HeadraceError, match=message):
         call()
 
 
-def test_a_run_with_another_number_of_batches_is_refused(tmp_path: Path) -> None:
-    fit(trainer(), source(), steps=2, run=tmp_path)
-    with pytest.raises(hr.HeadraceError, match="accumulate: saved 3, now 2"):
-        fit(trainer(), source(2), steps=4, run=tmp_path)
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (3, 1), (1, 3)])
+def test_a_run_with_another_number_of_batches_is_refused(tmp_path: Path, before: int, after: int) -> None:
+    fit(trainer(), source(before), steps=2, run=tmp_path)
+    saved, now = (None if number == 1 else number for number in (before, after))
+    with pytest.raises(hr.HeadraceError, match=f"accumulate: saved {saved}, now {now}"):
+        fit(trainer(), source(after), steps=4, run=tmp_path)

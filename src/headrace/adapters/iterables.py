@@ -19,6 +19,7 @@ from ..data.fields import Field, Pieces
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source, check_names, part_of
 from ..errors import ConfigError, SourceError
+from ..length import whole
 from ..store import rng
 from ..store.codec import decode, encode
 from .iterable_facts import expect, generators_of, has_exact_state, length_of, lost_at_resume, parts_of, stateful_parts
@@ -296,10 +297,8 @@ class Iterated(Source):
         """Goes back to a state, with the next item."""
         if missing := [key for key in _KEYS if key not in state]:
             raise SourceError(f"this is not a state of {self._who}: it lacks {', '.join(missing)}.")
-        saved, made = state["made"], self._made
-        if differ := [
-            f"{key}: saved {saved.get(key)!r}, now {made[key]!r}" for key in made if saved.get(key) != made[key]
-        ]:
+        both = {key: (state["made"].get(key), self._made.get(key)) for key in self._made | state["made"]}
+        if differ := [f"{key}: saved {saved!r}, now {now!r}" for key, (saved, now) in both.items() if saved != now]:
             raise SourceError(
                 f"{self._who} cannot go back to a state of another loader ({'; '.join(differ)}). Make it as it was."
             )
@@ -330,12 +329,12 @@ class LoaderSource(Iterated):
         streams: Sequence[Stream] | None = None,
         accumulate: int = 1,
     ) -> None:
-        if not isinstance(accumulate, int) or accumulate < 1:
+        if (count := whole(accumulate)) is None:
             raise ConfigError(f"accumulate= is a number of the loader's batches, 1 or more; got {accumulate!r}.")
         super().__init__(loader, names, streams)
-        self.accumulate = accumulate
-        if accumulate > 1:
-            self._made["accumulate"] = accumulate
+        self.accumulate = count
+        if count > 1:
+            self._made["accumulate"] = count
         stacks = isinstance(loader, DataLoader) and loader.collate_fn is default_collate  # into new memory, every time
         self.aliases = not stacks
         # Rows of one shape, as any may be stacked with any other: not of padded rows, batches of one, or a sampler's
