@@ -359,6 +359,9 @@ SETTINGS.update(
         "slice_in_a_list": held(
             lambda it: torch.arange(1.0, 9.0)[it[0]].sum(), lambda: [slice(0, 3)], lambda it: it.insert(0, slice(1, 4))
         ),
+        "number_in_a_slice": held(
+            lambda it: it.start[0], lambda: slice([1.0], None), lambda it: it.start.__setitem__(0, 3.0)
+        ),
         "function_in_a_list": held(
             lambda it: it[0](torch.ones(3)), lambda: [torch.relu], lambda it: it.__setitem__(0, torch.tanh)
         ),

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.overrides import get_overridable_functions
 
 PLAIN = {
-    *(bool, int, float, complex, str, bytes, type(None), type(...), slice, range),
+    *(bool, int, float, complex, str, bytes, type(None), type(...), range),
     *(torch.dtype, torch.device, torch.memory_format, torch.layout),
 }
 """Types of values that never change. Only these types count: a subclass may have attributes."""
-CONTAINERS = {tuple, list, dict, set, frozenset, torch.Size, collections.OrderedDict}
-"""Types of values whose content is compared before every replay."""
+CONTAINERS = {tuple, list, dict, set, frozenset, slice, torch.Size, collections.OrderedDict}
+"""Types of values that a pass may make and use. Of sets that it reads, the content cannot be compared."""
 TENSORS = {Tensor, nn.Parameter, nn.Buffer}
 
 

@@ -20,6 +20,10 @@ from .allowed import functions_in, plain_torch, settings, where
 _OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
 """Attributes of our objectives and terms that do not affect a pass, or that are compared separately."""
 _LENGTH = 256
+_PARTS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    slice: ("start", "stop", "step"),
+}
 _BUILTIN = types.BuiltinFunctionType | types.MethodDescriptorType
 _OF_MODULES = vars(nn.Module()).keys() - {"training"}
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -194,8 +198,8 @@ class PassState:
             self._checks[f"{name}.requires_grad is {value.requires_grad}"] = None
             self.tensors.append(value)
             return
-        if kind is functools.partial:
-            parts = {f".{part}": getattr(value, part) for part in ("func", "args", "keywords")}
+        if kind in _PARTS:
+            parts = {f".{part}": getattr(value, part) for part in _PARTS[kind]}
         elif kind in (tuple, list, torch.Size) and len(value) <= _LENGTH:
             parts = {f"[{k}]": part for k, part in enumerate(value)}
             self._checks[f"len({name}) == {len(value)}"] = None
