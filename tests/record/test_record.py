@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,25 @@ def test_what_would_be_without_the_worst_rows(tmp_path: Path) -> None:
     found.write(tmp_path / "run")
     page = write(tmp_path / "run").read_text()
     assert f"<summary>step {step}</summary><pre>{escape(str(found))}" in page
+
+
+def _drawn(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
+    return {**fields, "x": fields["x"] + draws.normal(20)}
+
+
+def test_updates_of_rows_that_a_trainer_augments_are_made_again(tmp_path: Path) -> None:
+    data, never = columns(poisoned=POISONED_LATE), columns(poisoned=POISONED_LATE)
+    train("plain", tmp_path / "run", data, augment=_drawn)
+    record = hr.Record(tmp_path / "run")
+    step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
+    found = record.why(step, make("plain", augment=_drawn), data)
+    assert (found.worst, found.exact) == ([POISONED_LATE], True)
+    assert not found.losses, "those of rows that are not augmented would be of another training"
+    never["w"][POISONED_LATE] = 0
+    train("plain", tmp_path / "never", never, augment=_drawn)
+    record.without([POISONED_LATE], make("plain", augment=_drawn), data, run=tmp_path / "clean")
+    assert differences(tmp_path / "never", tmp_path / "clean", UPDATES) == []
+    assert differences(record.path, tmp_path / "clean", UPDATES) != []
 
 
 # --- several workers ------------------------------------------------------------------------------------------

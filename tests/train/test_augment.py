@@ -1,6 +1,7 @@
 """Trainer(augment=) changes the training rows, and no others, in the same way after any resume."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,26 @@ def test_files_that_are_given_later_are_read_without_it(tmp_path: Path) -> None:
 def test_a_source_that_gives_batches_is_refused() -> None:
     with pytest.raises(hr.ConfigError, match="augment= changes rows that the trainer reads by number"):
         trainer(augment=noisy).fit([(X, Y)], epochs=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    "find", [partial(hr.Trainer.find_lr, steps=12), partial(hr.Trainer.find_batch_size, seconds=0.001)]
+)
+def test_a_finder_trains_with_rows_that_are_changed_once(find: Callable[..., Any]) -> None:
+    calls = []
+
+    def change(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls.append(float(fields["x"].abs().max()))
+        return {**fields, "x": fields["x"] + 100}
+
+    find(trainer(augment=change), (X, Y))
+    assert 0 < max(calls) < 50
+
+
+def test_a_run_remembers_the_function_that_was_set_last(tmp_path: Path) -> None:
+    made = trainer()
+    made.augment = noisy
+    made.fit((X, Y), epochs=1, progress=False, run=tmp_path / "run")
+    with pytest.raises(hr.CheckpointError, match=r"augment: .*noisy' in the run, None now"):
+        trainer().fit((X, Y), epochs=2, progress=False, run=tmp_path / "run")
+    trainer(augment=noisy).fit((X, Y), epochs=2, progress=False, run=tmp_path / "run")

@@ -89,7 +89,9 @@ def changed_after(run: Path, step: int, common: Mapping[str, Any], trainer: Trai
         return False
     known = {name: value for name, value in trainer.resume_settings.items() if name in found}
     wrong = config.differences({name: found[name] for name in known}, known)
-    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
+    source = source_on(
+        train, trainer.device, "train", trainer.order, trainer.seed, resumes=True, augment=trainer.augment
+    )
     if prints[1] is not None and _fingerprint(source.state_dict()) != prints[1]:
         wrong.append("the data are not those that it went on with")
     if wrong:

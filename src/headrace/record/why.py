@@ -197,7 +197,7 @@ def _worst(rows: Sequence[Row]) -> list[int]:
 def _look_ahead(found: Why, record: Record, before: _Before, trainer: Trainer, train: Any, ahead: int) -> None:
     """The losses of the update and of those after it, by a plain loop on copies, with the worst rows and without."""
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, augment=trainer.augment)
-    if not isinstance(source, Reader):
+    if not isinstance(source, Reader) or source.table.augments:  # the rows of a table are not those of an update
         return
     objective, places = next(iter(trainer.objectives.values())), record.places(train)
     device, standing = trainer.device, rng.capture(trainer.device)

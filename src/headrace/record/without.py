@@ -80,9 +80,7 @@ def train_without(
     normalisation measures them.
     """
     weights = weight_streams(trainer)
-    source = source_on(
-        train, trainer.device, "train", trainer.order, trainer.seed, resumes=True, augment=trainer.augment
-    )
+    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     if not isinstance(source, Reader):
         raise ConfigError("rows can be left out of a table only, and these data are batches.")
     used = [step for row in rows for step in record.when(row, train)]
@@ -98,7 +96,8 @@ def train_without(
     options = {"progress": False, **record.checkpoint(at).common["limits"], **every, **fit}
     begins = not run.exists() or Store(run / CHECKPOINTS, None).steps() in ([], [at])  # with data that are others now
     kept = Run(run, parent=f"{record.path}@{at}", override=begins)
-    return trainer.fit(source.over(Weightless(source.table, rows, weights)), run=kept, **options)
+    table = Weightless(source.table, rows, weights)
+    return trainer.fit(source.over(table) if trainer.augment is None else table, run=kept, **options)
 
 
 def weight_streams(trainer: Trainer) -> list[str]:

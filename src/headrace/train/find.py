@@ -180,7 +180,7 @@ def _speed(trainer: Any, source: Source, size: int, seconds: float) -> float:
 
 @contextmanager
 def _copied(trainer: Any, data: Any) -> Iterator[tuple[Any, Source]]:
-    """A copy of the trainer, without schedule and metrics, and the train data as a source.
+    """A copy of the trainer, without schedule and metrics, and the train data as a source, which augments them.
 
     Afterwards the random numbers of torch, NumPy and Python and the place in the data are put back.
     """
@@ -227,7 +227,7 @@ def _copy(trainer: Any) -> Any:
             f"{type(error).__name__}: {error}"
         ) from error
     tried.work_with(None)
-    tried.schedule, tried.metrics = None, ()
+    tried.schedule, tried.metrics, tried.augment = None, (), None  # the source changes the rows
     return tried
 
 
