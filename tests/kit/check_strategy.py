@@ -37,7 +37,7 @@ IN_MEMORY = Path("/dev/shm")  # where there is such a place, nothing waits for a
 CLOSE = 1e-6  # how near several workers come to one whose updates they share
 
 PROMISES = {
-    "calls": "every call does what it is for and comes back",
+    "calls": "every call works, and returns in time",
     "same": "the same training gives the same bits, time after time",
     "rows": "an epoch uses every row once, however unevenly the workers share it",
     "agree": "where `after` says that all workers agree, and when all is over, they have the same weights",

@@ -49,13 +49,13 @@ def mix(
     batch_size: int | None = None,
     **options: Any,
 ) -> Source:
-    """Mixes rows of several tables in given proportions; each table is shuffled by itself.
+    """Mixes rows of several tables in given proportions; each table is shuffled separately.
 
     Args:
         tables: the tables. One that has been used completely begins its next epoch.
         weights: the proportions. They may change, as in `{0: [9, 1], "1000 steps": [1, 1]}`, and be 0 for a while.
         rows: the rows in an epoch of the mix; by default the rows of all tables.
-        seed: of the orders.
+        seed: the seed of the orders.
         batch_size: needed for weights that change at a number of steps.
         options: `count`, `cross_epochs`, `max_epochs` and `max_samples` of `Reader`.
     """
@@ -90,11 +90,11 @@ def _rows_until(epoch: int, batch_size: int | None, crosses: bool, point: Length
 
 
 def pack(data: Any, length: int, stream: str, *, fill: Mapping[str, float] | None = None) -> Table:
-    """Packs whole sequences of `stream` side by side into rows of `length` items, as few rows as a best fit finds.
+    """Packs complete sequences of `stream` side by side into rows of `length` items, by best fit.
 
-    All streams of the table are sequences of the same lengths. What is not used of a row is 0, or `fill`, as in
-    `{"labels": -100}`. Three streams are added: `positions` in each sequence, `segments`, the number of the sequence in
-    its row, from 1 on, and 0 for what fills up, and `mask`, where there is a sequence.
+    All streams of the table are sequences of the same lengths. The padding of a row is 0, or `fill`, as in
+    `{"labels": -100}`. Three streams are added: `positions`, the position in each sequence; `segments`, the number of
+    the sequence in its row, from 1 on, and 0 in the padding; and `mask`, true where there is a sequence.
     """
     if not (size := whole(length)):
         raise ConfigError(f"pack(): length= is a whole number above 0, got {length!r}.")
@@ -104,7 +104,7 @@ def pack(data: Any, length: int, stream: str, *, fill: Mapping[str, float] | Non
 
 
 def head(data: Any, rows: int) -> Any:
-    """Takes the first `rows` rows of a table; a Source gets epochs of `rows` rows, which follow one another."""
+    """Takes the first `rows` rows of a table, or divides a Source into consecutive epochs of `rows` rows."""
     rows = _rows("head", rows, 1)
     found = as_data(data)
     if isinstance(found, Source):
@@ -120,7 +120,7 @@ def skip(table: Any, rows: int) -> Table:
 
 
 def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
-    """Keeps the rows for which `keep`, a function of the fields of many rows, gives true. Reads the table once, now."""
+    """Keeps the rows for which `keep`, a function of the fields of many rows, is true; reads the table once."""
     found, kept, start = as_table(table), [], 0
     for batch in blocks_of(found):
         try:
@@ -141,8 +141,8 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
 def map(table: Any, change: Change) -> Any:
     """Changes the rows of a table or a mix, many at a time, by a function of the fields by name.
 
-    It returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are a
-    function of seed, epoch and position, for augmentation that is the same after any resume. On the device, and for
+    `change` returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are
+    a function of seed, epoch and position, for augmentation that is the same after any resume. On the device, and for
     the training rows only, `Trainer(augment=change)` does the same. `change` is called in the thread that trains. If it
     has an attribute `thread_safe` that is true, other threads call it while the model trains, perhaps several at once.
     """
@@ -157,7 +157,7 @@ def map(table: Any, change: Change) -> Any:
 def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = None) -> list[Table]:
     """Splits a table into shuffled parts: `train, val, test = split(data, 0.8, 0.1, 0.1)`.
 
-    `stratify`: a stream of whole numbers, each of which is shared out in these proportions.
+    With `stratify`, a stream of whole numbers, each part has the same share of every number.
     """
     found = as_table(table)
     if not fractions or any(not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:

@@ -34,15 +34,15 @@ _KEYS = ("epoch", "given", "random", "generators", "own", "made")
 class Iterated(Source):
     """Reads an iterable, epoch after epoch, and can go back to any batch.
 
-    Data with `state_dict` and `load_state_dict` (a StatefulDataLoader) go back to their own state, saved after every
-    batch. For all others the epoch begins again: with torch's, NumPy's and Python's random numbers, the generators and
-    the epoch of the sampler as they were, and the batches that were used are dropped. That is exact wherever the order
-    comes from those, whoever draws for the samples: worker processes, or this one. Not exact is what is drawn for
-    samples by workers that stay for the next epoch (`persistent_workers`) or that are those of a StatefulDataLoader,
-    as nobody saves where they stand; nor by this process, if the length is not known, as it reads one batch ahead.
+    Data with `state_dict` and `load_state_dict`, such as a StatefulDataLoader, restore their own state, which is saved
+    after every batch. All others begin the epoch again, and drop the batches that were used. For this, the random
+    states of torch, NumPy and Python, the generators and the epoch of the sampler are restored. This is exact if the
+    order comes from these, also if samples draw random numbers. There are exceptions, because some random states cannot
+    be saved: those of workers that stay for the next epoch (`persistent_workers`), those of a StatefulDataLoader's
+    workers, and that of this process if the length is not known, because it reads one batch ahead.
 
-    A worker process that has ended is noticed within 5 s. One that hangs is waited for as `DataLoader(timeout=)`
-    says. `streams` spares the look at the first batch that finds them out.
+    A worker process that has ended is noticed within 5 s. `DataLoader(timeout=)` limits the wait for one that hangs. If
+    `streams` is given, the first batch is not read to find them out.
     """
 
     marks_ends = True
@@ -311,12 +311,12 @@ class Iterated(Source):
 
 
 class LoaderSource(Iterated):
-    """Reads the batches of a loader, in its own sizes: tuples, dicts, or `Batch`es. See `Iterated`.
+    """Reads the batches of a loader as they are: tuples, dicts, or `Batch`es. See `Iterated`.
 
-    `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
-    generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
-    `accumulate` of its batches, or fewer at the end of an epoch, make an update: each passes the model in its shape and
-    the loss is the mean over all of their rows, or items.
+    `names` are the names of the parts of a tuple, by default "x" or ("x", "y"). A generator, which can be iterated only
+    once, has one epoch. Sizes of dimensions may differ between batches, as with padding. With `accumulate`, an update
+    is made from this many batches, or from fewer at the end of an epoch. The model gets each batch in its own shape,
+    and the loss is the mean over all of their rows or items.
     """
 
     own_size = True

@@ -1,4 +1,4 @@
-"""Tables whose rows are changed on their way, many at a time, by a function of the fields."""
+"""Tables whose rows are changed by a function of the fields when they are read, many at a time."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from .source import Table
 from .views import Wrapper, blocks_of, digest, name_of
 
 Change = Callable[..., Mapping[str, Field]]
-"""A function of the fields of many rows, by name, and maybe of draws; it gives all the fields that there are to be."""
+"""A function of the fields of many rows by name, and optionally of draws, which returns all new fields."""
 PROBE = 64  # rows that show what a map makes of them
 
 
 class Changed(Wrapper):
-    """A table whose rows are changed on their way: it has other streams, which a look at the first rows shows."""
+    """A table whose rows are changed when they are read. The streams are found by changing the first rows."""
 
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table)
@@ -50,7 +50,7 @@ class Changed(Wrapper):
 
 
 class Mapped(Changed):
-    """A table whose rows are changed as they are read, many at a time, by a function of the fields."""
+    """A table whose rows are changed by a function when they are read, many at a time."""
 
     aliases = False  # the function is given copies
 
@@ -76,9 +76,9 @@ class Mapped(Changed):
 
 
 class Augmented(Changed):
-    """A table whose rows are changed on their way to the model, with random numbers that belong to them.
+    """A table whose rows are changed for the training, with random numbers that belong to the rows.
 
-    It is the Reader that knows the epoch, and so does the change: taken one by one, the rows are those of the table.
+    The Reader makes the change, because it knows the epoch; `take` returns the rows unchanged.
     """
 
     def __init__(self, table: Table, change: Change, where: Literal["host", "device"] = "host") -> None:

@@ -86,7 +86,7 @@ class PackedTable(Table):
 
 
 def check_packable(table: Table, stream: str, fill: Mapping[str, float]) -> None:
-    """Raises unless all streams of the table are sequences that can lie side by side."""
+    """Raises unless all streams of the table are sequences that can be joined."""
     table.sequence(stream)
     for each in table.streams:
         if not each.sequence or each.layout != "dense" or each.name in ADDED:

@@ -115,7 +115,7 @@ class Concat(_Joined):
 
 
 class Wrapper(Table):
-    """A table that is another one, but for what it overrides."""
+    """A table that forwards to another one, except for what it overrides."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -138,7 +138,7 @@ class Wrapper(Table):
 
 
 class View(Wrapper):
-    """Some rows of a table: those at these numbers, in this order. A `range` of them are rows as they are stored."""
+    """The rows of a table with these numbers, in this order. With a `range`, they are read as they are stored."""
 
     aliases = False
 

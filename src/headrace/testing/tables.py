@@ -16,18 +16,18 @@ from .batches import rows_of, shown, streams_of
 from .trial import PromiseTrial, Report, in_threads
 
 PROMISES = {
-    "calls": "every call does what it is for and comes back",
-    "declared": "what it says of itself is so",
-    "streams": "a batch holds the streams that are declared, as they are declared",
-    "take": "take gives the rows at these numbers, in any order, more than once, or none",
-    "same": "two tables of one factory have the same rows, and a row is the same whenever it is taken",
-    "rows": "rows(start, stop) are the rows of these numbers",
-    "lengths": "lengths(stream) are the items of every row: int64, on the host",
-    "value": "what it has given stays as it was",
+    "calls": "every call works, and returns in time",
+    "declared": "its attributes describe it correctly",
+    "streams": "a batch has the streams that are declared, as they are declared",
+    "take": "take returns the rows with these numbers, in any order, repeated, or none",
+    "same": "two tables of one factory have the same rows, and a row is the same each time it is taken",
+    "rows": "rows(start, stop) returns the rows with these numbers",
+    "lengths": "lengths(stream) returns the number of items of every row: int64, on the host",
+    "value": "batches do not change after they were returned",
     "fingerprint": "the same rows have the same fingerprint",
-    "threads": "where thread_safe says so, it may be read in other threads, several at once",
-    "categories": "the numbers of a stream with categories are places among them",
-    "augment": "augment does the same to a row whatever rows it comes with",
+    "threads": "with thread_safe, several other threads may read it at once",
+    "categories": "the numbers of a stream with categories are indices of them",
+    "augment": "augment changes a row in the same way in any batch",
 }
 ROUNDS = 20  # how often several threads take at once
 
