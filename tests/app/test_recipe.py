@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 import yaml
+from torch import nn
 
 import headrace as hr
 from headrace.app.find import find_recipe
@@ -51,6 +53,40 @@ def refused(name: str, arguments: dict[str, Any] | None = None) -> str:
     with pytest.raises(hr.ConfigError) as caught:
         load_recipe(name, arguments)
     return str(caught.value)
+
+
+# --- the data ---------------------------------------------------------------------------------------------
+
+
+def a_trainer() -> hr.Trainer:
+    model = nn.Linear(2, 1)
+    return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+
+
+def test_a_recipe_trains_on_what_its_function_returns() -> None:
+    rows = torch.randn(8, 2), torch.randn(8, 1)
+    made = hr.Recipe(a_trainer(), data=lambda: (rows, rows), fit={"epochs": 1, "progress": False}).open_data()
+    assert (made.train, made.val, made.test) == (rows, rows, None)
+    assert "val/loss" in made.run().last
+
+
+@pytest.mark.parametrize(("parts", "count"), [((1, 2, 3, 4), 4), ((), 0)])
+def test_a_function_that_returns_more_than_train_val_and_test_is_refused(parts: tuple[Any, ...], count: int) -> None:
+    with pytest.raises(hr.ConfigError, match=f"returned {count} parts"):
+        hr.Recipe(a_trainer(), data=lambda: parts).open_data()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"data": [1]}, "is a function, got a list"),
+        ({"data": list, "train": [1]}, "data= or train="),
+        ({"data": list, "test": [1]}, "data= or test="),
+    ],
+)
+def test_a_recipe_has_its_data_from_one_place(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(hr.ConfigError, match=why):
+        hr.Recipe(a_trainer(), **given)
 
 
 # --- which function ---------------------------------------------------------------------------------------

@@ -56,11 +56,24 @@ class Recipe:
     step: int | None = field(default=None, init=False)
     """The step that the weights are of, if a run has kept them."""
 
+    def __post_init__(self) -> None:
+        if self.data is None:
+            return
+        if not callable(self.data):
+            raise ConfigError(f"hr.Recipe(data=) is a function, got a {type(self.data).__name__}. Pass data as train=.")
+        if given := [name for name in ("train", "val", "test") if getattr(self, name) is not None]:
+            raise ConfigError(f"hr.Recipe takes data= or {given[0]}=, got both. Let the function return all of them.")
+
     def open_data(self) -> "Recipe":
         """Calls `data`, if it has not been called, and opens the training data if they are a path; the recipe."""
         if self.data is not None:
             made, self.data = self.data(), None
             parts = made if isinstance(made, tuple) else (made,)
+            if not 1 <= len(parts) <= 3:
+                raise ConfigError(
+                    f"the function data= of the recipe returned {len(parts)} parts. Return train, or up to three: "
+                    "train, val, test; a part with targets is a tuple itself, (x, y)."
+                )
             self.train, self.val, self.test = [*parts, None, None][:3]
         if isinstance(self.train, str | Path):
             self.train = as_data(self.train)
