@@ -195,8 +195,11 @@ def test_defaults_of_layers_may_be_set_for_a_block() -> None:
     assert layer(C.input_variable(1)).eval([[3.0]]).tolist() == [[-6]]
     with C.layers.default_options(init=C.constant_initializer(2)):
         assert C.layers.LSTM(2).H.value.tolist() == [[2] * 8] * 2
-    with C.layers.default_options(enable_self_stabilization=True), pytest.raises(ValueError, match="is not offered"):
-        C.layers.LSTM(2)
+    for cell in (C.layers.LSTM, C.layers.GRU, C.layers.RNNStep):
+        assert cell(2).op_name == cell.__name__
+        refused = pytest.raises(ValueError, match=f"^{cell.__name__}: enable_self_stabilization= is not offered")
+        with C.layers.default_options(enable_self_stabilization=True), refused:
+            cell(2)
 
 
 def test_shapes_are_changed_by_axes() -> None:

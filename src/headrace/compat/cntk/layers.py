@@ -90,23 +90,23 @@ def Dropout(
 # --- recurrent cells ---
 
 
-def _cell(rule: Any, gates: int, shape: Any, cell_shape: Any, name: str, states: int, **given: Any) -> Layer:
+def _cell(kind: str, rule: Any, gates: int, shape: Any, cell_shape: Any, name: str, states: int, **given: Any) -> Layer:
     """A recurrent cell: the weights of its gates lie side by side."""
     given["init"] = _GLOROT if given["init"] is None else given["init"]
     options = {key: get_default_override(**{key: value}) for key, value in given.items()}
     for key in ("use_peepholes", "enable_self_stabilization"):
         if options.pop(key, False):
-            raise ConfigError(f"{rule.__name__}: {key}= is not offered. Write the step, and give it to Recurrence.")
+            raise ConfigError(f"{kind}: {key}= is not offered. Write the step, and give it to Recurrence.")
     out = as_shape(shape)
     if len(out) != 1 or cell_shape not in (None, shape):
-        raise ValueError(f"{rule.__name__}: shape is one number, and the cell has the same, got {shape}, {cell_shape}.")
+        raise ValueError(f"{kind}: shape is one number, and the cell has the same, got {shape}, {cell_shape}.")
     size, wide = out[0], gates * out[0]
     b = _Parameter((wide,), options["init_bias"], name="b")
     w = _Parameter((-1, wide), options["init"], name="W")
     members = {"b": b, "W": w, "states": [out] * states}
     members["H"] = _Parameter((*out, 2 * size if gates == 3 else wide), options["init"], name="H")
     members["H1"] = _Parameter((*out, size), options["init"], name="H1") if gates == 3 else None
-    return Layer(rule(options["activation"], size, members), name, members, op_name=rule.__name__)
+    return Layer(rule(options["activation"], size, members), name, members, op_name=kind)
 
 
 def _part(value: Any, k: int, size: int) -> Any:
@@ -126,7 +126,7 @@ def LSTM(
     """A long short-term memory cell: the step (h, c, x) -> (h, c) of a Recurrence."""
     refused = {"use_peepholes": use_peepholes, "enable_self_stabilization": enable_self_stabilization}
     given = {"activation": activation, "init": init, "init_bias": init_bias, **refused}
-    return _cell(_lstm, 4, shape, cell_shape, name, states=2, **given)
+    return _cell("LSTM", _lstm, 4, shape, cell_shape, name, states=2, **given)
 
 
 def _lstm(activation: Any, size: int, weights: Any) -> Any:
@@ -151,7 +151,7 @@ def GRU(
     """A gated recurrent unit: the step (h, x) -> h of a Recurrence."""
     refused = {"enable_self_stabilization": enable_self_stabilization}
     given = {"activation": activation, "init": init, "init_bias": init_bias, **refused}
-    return _cell(_gru, 3, shape, cell_shape, name, states=1, **given)
+    return _cell("GRU", _gru, 3, shape, cell_shape, name, states=1, **given)
 
 
 def _gru(activation: Any, size: int, weights: Any) -> Any:
@@ -176,7 +176,7 @@ def RNNStep(
     """A plain recurrent unit: the step (h, x) -> h of a Recurrence."""
     refused = {"enable_self_stabilization": enable_self_stabilization}
     given = {"activation": activation, "init": init, "init_bias": init_bias, **refused}
-    return _cell(_rnn, 1, shape, cell_shape, name, states=1, **given)
+    return _cell("RNNStep", _rnn, 1, shape, cell_shape, name, states=1, **given)
 
 
 def _rnn(activation: Any, size: int, weights: Any) -> Any:
