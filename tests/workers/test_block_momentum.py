@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kit.sampled import sampled
-from kit.toy_workers import Worker, apart, together
+from kit.toy_workers import Worker, together
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -128,30 +128,43 @@ def test_torch_s_sgd_on_a_series_of_changes_is_the_equation_to_the_bit() -> None
         assert torch.equal(point, theta)
 
 
-def test_the_usual_momentum_is_that_of_the_workers_there_are_now() -> None:
+@pytest.mark.parametrize(
+    ("before", "now", "eta", "zeta", "nesterov"),
+    [
+        (BlockMomentum("2 steps"), BlockMomentum("2 steps"), 0.5, 1.0, False),  # by default that of two workers
+        (BlockMomentum("2 steps"), BlockMomentum("2 steps", momentum=0.6, lr=0.4), 0.6, 0.4, False),
+        (DiLoCo("2 steps"), DiLoCo("2 steps", momentum=0.3, lr=0.2), 0.3, 0.2, True),
+        (
+            Periodic("2 steps", outer=partial(SGD, lr=1.0, momentum=0.9)),
+            Periodic("2 steps", outer=partial(SGD, lr=0.5, momentum=0.2)),
+            *(0.2, 0.5, False),
+        ),
+    ],
+)
+def test_the_outer_step_goes_on_with_its_velocity_and_the_settings_and_workers_that_there_are_now(
+    before: Strategy, now: Strategy, eta: float, zeta: float, nesterov: bool
+) -> None:
     def first(comm: Comm) -> dict[str, Any]:
-        worker = Worker(comm, BlockMomentum("2 steps"), model(), partial(SGD, lr=LR), data(), 4)
+        worker = Worker(comm, copy.deepcopy(before), model(), partial(SGD, lr=LR), data(), 4)
         for _ in worker.run(4):
             pass
         return worker.save()
 
-    saved = together(4, first)[0]
+    saved = together(4, first)[0]["shared"]
 
-    def second(comm: Comm) -> dict[str, Tensor]:
-        worker = Worker(comm, BlockMomentum("2 steps"), model(), partial(SGD, lr=LR), data(), 4)
-        worker.replica.write(worker.replica.joined(saved["shared"]["start"]))
-        worker.strategy.load_state_dict(worker.replica, saved["shared"], None)
+    def second(comm: Comm, strategy: Strategy) -> dict[str, Tensor]:
+        worker = Worker(comm, copy.deepcopy(strategy), model(), partial(SGD, lr=LR), data(), 4)
+        worker.replica.write(worker.replica.joined(saved["start"]))
+        if strategy is now:
+            worker.strategy.load_state_dict(worker.replica, saved, None)
         for _ in worker.run(2):
             pass
         return worker.weights
 
-    def by_hand(comm: Comm) -> dict[str, Tensor]:
-        worker = Worker(comm, Periodic("2 steps"), model(), partial(SGD, lr=LR), data(), 4)
-        worker.replica.write(worker.replica.joined(saved["shared"]["start"]))
-        for _ in worker.run(2):
-            pass
-        velocity = {n: state["momentum_buffer"] for n, state in saved["shared"]["outer"]["state"].items()}
-        return {n: value - 0.5 * velocity[n] for n, value in worker.weights.items()}
-
-    (one, _), (other, _) = together(2, second), together(2, by_hand)
-    assert apart(one, other) < 1e-12
+    ours, _ = together(2, partial(second, strategy=now))
+    means, _ = together(2, partial(second, strategy=Periodic("2 steps")))
+    for name, start in saved["start"].items():
+        change = start - means[name]
+        velocity = eta * saved["outer"]["state"][name]["momentum_buffer"] + change
+        step = change + eta * velocity if nesterov else velocity
+        assert (ours[name] - (start - zeta * step)).abs().max() < 1e-12

@@ -118,11 +118,7 @@ class Outer:
         if not state:
             raise CheckpointError("the strategy had no outer optimizer and has one now. Use the strategy of the run.")
         check_state(self.optimizer, self._names, state, "outer")
-        settings = [
-            {key: tuple(value) if isinstance(now.get(key), tuple) else value for key, value in saved.items()}
-            for now, saved in zip(self.optimizer.param_groups, state["groups"], strict=True)
-        ]
-        load_state(self.optimizer, self._names, {**state, "groups": settings})
+        load_state(self.optimizer, self._names, state, settings=False)  # it is set as the strategy is now
 
     @property
     def _names(self) -> dict[nn.Parameter, str]:
@@ -297,20 +293,11 @@ class BlockMomentum(Rounds):
         self.momentum, self.lr, self.nesterov = momentum, lr, nesterov
 
     def ending(self, start: RoundStart) -> OuterStep:
-        self._outer = Outer(self._sgd, start)
-        return self._outer
+        return Outer(self._outer, start)
 
-    def _sgd(self, params: list[nn.Parameter]) -> Optimizer:
-        return SGD(params, lr=self.lr, **self._settings())
-
-    def _settings(self) -> dict[str, Any]:
+    def _outer(self, params: list[nn.Parameter]) -> Optimizer:
         eta = 1 - 1 / self.comm.count if self.momentum is None else self.momentum
-        return {"momentum": eta, "nesterov": self.nesterov and eta > 0}
-
-    def _go_back(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        super()._go_back(state, own)
-        for group in self._outer.optimizer.param_groups:
-            group.update(self._settings())  # of the workers that there are now
+        return SGD(params, lr=self.lr, momentum=eta, nesterov=self.nesterov and eta > 0)
 
 
 class DiLoCo(Rounds):
