@@ -130,7 +130,7 @@ class Reader(Source):
 
     @property
     def epoch_rows(self) -> int:
-        """How many rows an epoch has; fewer than the table where it is finished before its end."""
+        """The number of rows in an epoch; fewer than in the table if the reader ends before."""
         return self.reading.epoch_end(0)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:

@@ -143,13 +143,13 @@ class Loss(ABC):
     training_only: ClassVar[bool] = False
     """Whether validation leaves the term out."""
     reads: str | None = None
-    """What it takes outputs for, by which metrics go: see `headrace.loss.task.READS`."""
+    """The kind of outputs that the term expects, for metrics: see `headrace.loss.task.READS`."""
     ignore_index: int | None = None
     """The label that does not count."""
     joins: ClassVar[bool] = False
-    """Whether it looks at outputs, target and row weights only, so that a validation may join batches."""
+    """Whether it uses only outputs, target and row weights, so that a validation may join batches."""
     takes_soft: ClassVar[bool] = False
-    """Whether targets may be probabilities of classes in one data set, as of CutMix, and classes in another."""
+    """Whether targets may be class probabilities in one data set, as with CutMix, and class indices in another."""
     splits: bool = True
     """Whether the term of a batch is the sum of the terms of its parts."""
     reduce: Literal["mean", "sum"] = setting(one_of("mean", "sum"))
@@ -186,7 +186,7 @@ class Loss(ABC):
         """The sum over the rows of this batch."""
 
     def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
-        """The term of one microbatch, as the step wants it."""
+        """The term of one microbatch."""
         total, weight = self.sum(outputs, batch), self.weight(batch)
         if weight is None:
             raise ConfigError(f"{type(self).__name__} gives no weight: override term(), or return it from weight().")
@@ -214,10 +214,10 @@ class Loss(ABC):
         super().__setattr__(name, value)
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
-        """Before the first update: raises on a target that these outputs can never match."""
+        """Called before the first update: raises on a target that cannot belong to these outputs."""
 
     def check_outputs(self, outputs: Any, batch: Batch) -> None:
-        """Before the first update: raises on outputs that are not what the term says they are."""
+        """Called before the first update: raises on outputs of another kind than `inputs` declares."""
 
     def __add__(self, other: "Loss | Sum") -> "Sum":
         return Sum([self, *as_list(other)]) if isinstance(other, Loss | Sum) else NotImplemented
@@ -278,7 +278,7 @@ class Losses(dict[str, Loss]):
 
     @property
     def of_data(self) -> "Losses":
-        """Those of a validation, too: all but priors."""
+        """The losses that a validation includes: all except priors."""
         return Losses({name: loss for name, loss in self.items() if not loss.training_only})
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:

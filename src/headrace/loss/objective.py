@@ -57,19 +57,19 @@ class Objective(ABC):
         return {}
 
     def known(self, batch: Batch) -> Any:
-        """What the host knows of a batch, beside its shapes, that changes how its terms are computed."""
+        """Values of a batch, besides its shapes, that the host knows and that change how terms are computed."""
         return None
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """What `predict` returns and metrics see."""
+        """The outputs that `predict` returns and metrics get."""
         return self.call(model, batch)
 
     def scored(self, outputs: Any) -> Any:
-        """Which of the outputs metrics compare with the target."""
+        """The output that metrics compare with the target."""
         return outputs
 
     def measured(self, name: str, target: str) -> Compared:
-        """What metrics of this name look at: an output and the stream of the same name, or the trainer's `target`."""
+        """The output and the stream that metrics of this name compare; else the trainer's `target`."""
         if not name:
             return Compared(target, self.scored, self.reads, self.ignores)
         return Compared(name, partial(pick, key=name, name=f"metrics of {name!r}"))
@@ -79,11 +79,11 @@ class Objective(ABC):
         return set()
 
     def unclear(self) -> str:
-        """Why it is not known which of the outputs metrics compare with the target; nothing where it is known."""
+        """The reason why the output for metrics is not known; empty if it is known."""
         return ""
 
     def bind(self, inputs: Inputs, target: str) -> None:
-        """Learns what the trainer calls inputs and target; raises if another trainer has called them otherwise."""
+        """Gets the trainer's names of inputs and target; raises if those of another trainer differ."""
         given = tuple(inputs) if isinstance(inputs, list) else inputs, target
         before = vars(self).setdefault("_bound", given)
         if before != given:
@@ -95,9 +95,9 @@ class Objective(ABC):
         self.call = Call(inputs, {target})
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Before a training: raises on what cannot work with these streams.
+        """Called before a training: raises if it cannot work with these streams.
 
-        `columns` are the streams that are whole in memory, by the name of the data set they belong to.
+        `columns` are the streams that are completely in memory, by the name of their data set.
         """
 
     def __add__(self, other: Loss | Sum) -> "Objective":
@@ -291,7 +291,7 @@ class WithTerms(Objective):
 
 
 class NoLoss(Objective):
-    """Stands for the loss of a trainer that was made without one: all but `predict` says what is missing."""
+    """Replaces the missing loss of a trainer: all methods except those for `predict` raise an error."""
 
     def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
         self._refuse()

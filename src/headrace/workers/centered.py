@@ -84,10 +84,10 @@ class Centered(Strategy, ABC):
         return self._sent_terms
 
     def plan_leases(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> Leases:
-        """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
+        """Sets how the center leases the data: epochs of `rows` rows, read in batches, up to row `end`.
 
-        Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
-        default they hold the rows of a round and a few batches at least, and no more than a fair share of an epoch.
+        A lease consists of complete batches, or of complete blocks if rows are read in blocks, unless the epoch ends
+        before. By default it has the rows of a round, but at least a few batches and at most a fair share of an epoch.
         """
         every = None if self.every is None or self.every.unit == "epochs" else self.every
         fair = -(-rows // (self.comm.count * (SHARES if every is None else 1)))
@@ -100,7 +100,7 @@ class Centered(Strategy, ABC):
         return self._leases
 
     def begin(self, replica: Replica) -> None:
-        """All workers begin together, with the center's weights or, where they go on exactly, with their own."""
+        """All workers begin together, with the center's weights, or with their own if they resume exactly."""
         resumed, self._resumed = self._resumed, None
         self._forget()
         self._weights = HostWeights.of(replica)
@@ -131,12 +131,12 @@ class Centered(Strategy, ABC):
         return False
 
     def exchange_if_due(self, replica: Replica) -> None:
-        """Meets the center if it is time."""
+        """Exchanges weights with the center if an exchange is due."""
         if self._due:
             self.exchange(replica)
 
     def exchange(self, replica: Replica) -> None:
-        """Sends what has been learnt since the last exchange, and takes the weights of the answer."""
+        """Sends the changes since the last exchange, and takes over the weights that the center returns."""
         self._weights.read(replica)
         body = {"rows": self._rows, "used": [list(rows) for rows in joined(self._used)], "terms": self._terms}
         self._progress = self.client.call("exchange", body, self._weights)
@@ -146,7 +146,7 @@ class Centered(Strategy, ABC):
         self._rows, self._used, self._terms, self._due = 0, [], {}, False
 
     def refresh(self) -> Body:
-        """Asks the center how far the training is now."""
+        """Gets the progress of the training from the center."""
         self._progress = self.client.call("pull")
         return self._progress
 
@@ -167,7 +167,7 @@ class Centered(Strategy, ABC):
         return replica.joined(weights.named)
 
     def state_dict(self, replica: Replica) -> State:
-        """The center's, and the virtual time of all workers; worker 0 keeps it for all."""
+        """The state of the center and the virtual time of all workers, which worker 0 saves."""
         return self.center.state_dict() | {"clock": self.client.clock()} if self.comm.leader else {}
 
     def own_state(self) -> State:
@@ -183,7 +183,7 @@ class Centered(Strategy, ABC):
         }
 
     def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Before `begin`. `own=None`: the workers are others, and all rows that were out are free."""
+        """Called before `begin`. With `own=None`, the number of workers has changed, and no row is leased."""
         self._resumed = state, own
 
     def _load_own(self, own: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ class Strategy:
         return rows
 
     def place_model(self, model: nn.Module, device: torch.device, optimizer: Any) -> nn.Module:
-        """A trainer is made: the model goes to its device. `optimizer` is what the trainer is given."""
+        """Called when a trainer is made: moves the model to its device. `optimizer` is the trainer's argument."""
         return model.to(device)
 
     @property
@@ -98,10 +98,10 @@ class Strategy:
         return count
 
     def accumulate(self) -> None:
-        """A backward pass of an update is about to begin that is not the last one."""
+        """Called before a backward pass of an update that is not its last one."""
 
     def listen(self, arena: Arena) -> None:
-        """The last backward pass of an update is about to begin: gradients may travel as they become ready."""
+        """Called before the last backward pass of an update: gradients may be sent as they become ready."""
 
     def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
         """Called after the backward pass: adds up gradients and numbers over all workers.
@@ -115,7 +115,7 @@ class Strategy:
         return number
 
     def join_names(self, names: list[str]) -> list[str]:
-        """Names of this worker's part of the model, and of all others."""
+        """Joins the names of this worker's part of the model with those of all others."""
         return names
 
     def add_up(self, sharded: int, common: int) -> int:
@@ -123,11 +123,11 @@ class Strategy:
         return sharded + common
 
     def passing(self) -> AbstractContextManager[Any]:
-        """What passes of the model are made within."""
+        """A context for passes of the model."""
         return nullcontext()
 
     def release(self) -> None:
-        """The model leaves its arenas, for good or for a while: what was held of them is let go."""
+        """Called when the model leaves its arenas: drops all references to them."""
 
     def begin(self, replica: Replica) -> None:
         """Called when a training begins, with the same weights on all workers."""
@@ -162,6 +162,6 @@ class Strategy:
 
 
 class Single(Strategy):
-    """One worker: its gradients are those of the whole batch."""
+    """The strategy of a single worker, whose gradients are those of the complete batch."""
 
     joint = True
