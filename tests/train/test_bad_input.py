@@ -254,3 +254,37 @@ def test_predict_refuses_rows_of_the_wrong_shape_as_fit_does() -> None:
     with pytest.raises(hr.DataError, match=r"x: float32\[5\]"):
         trainer.predict(torch.randn(9, 5))
     assert trainer.predict(X).shape == (ROWS, 3)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.left(left) - self.right(right)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inputs", [None, ["left", "right"]], ids=["by their order", "by name"])
+@pytest.mark.parametrize("use", ["predict", "validate", "step", "fit"])
+def test_streams_in_another_order_than_before_are_no_other_arguments_in_silence(use: str, inputs: Any) -> None:
+    model = Pair()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), momentum(model), batch_size=BATCH, inputs=inputs)
+    trainer.fit({"left": X, "right": X + 1, "y": Y}, epochs=1, progress=False)
+    other = {"right": X + 1, "y": Y, "left": X}
+    if inputs is None:
+        with pytest.raises(hr.DataError, match=r"streams left, right, by their order, and .* as right, left"):
+            getattr(trainer, use)(other)
+    else:
+        getattr(trainer, use)(other)
+    expected = model(X, X + 1).detach()
+    assert torch.allclose(trainer.predict({"left": X, "right": X + 1}), expected)
+
+
+def test_streams_may_have_another_order_after_one_that_the_model_has_refused() -> None:
+    model = Pair()
+    model.right = nn.Linear(2, 3)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), momentum(model), batch_size=BATCH)
+    with pytest.raises(hr.DataError, match="the model failed on its first batch"):
+        trainer.fit({"right": PAIRS, "left": X, "y": Y}, epochs=1, progress=False)
+    trainer.fit({"left": X, "right": PAIRS, "y": Y}, epochs=1, progress=False)

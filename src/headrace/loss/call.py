@@ -25,9 +25,12 @@ class Call:
     def __call__(self, model: nn.Module, batch: Batch) -> Any:
         names = tuple(batch.fields)
         way = self.known.get(names)
-        if way is None:
-            way = self.known[names] = self.way(names)
-        return way(model, batch)
+        if way is not None:
+            return way(model, batch)
+        way = self.way(names)
+        outputs = way(model, batch)
+        self.known[names] = way  # only now: the model may have refused them
+        return outputs
 
     def way(self, names: Sequence[str]) -> Callable[[nn.Module, Batch], Any]:
         """The call for batches with these streams, made once, so that a batch costs no looking up."""
@@ -38,6 +41,7 @@ class Call:
             inputs = [name for name in names if name not in self.targets]
             if not inputs:
                 raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
+            self._check_order(inputs)
         else:
             inputs = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         paths = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
@@ -50,6 +54,16 @@ class Call:
             only = paths[0]
             return lambda model, batch: model(batch.fields[only])
         return lambda model, batch: model(*[_view(batch, path) for path in paths])
+
+    def _check_order(self, inputs: Sequence[str]) -> None:
+        """Raises if streams that the model got before come in another order, as they do from another dict."""
+        for names in self.known:
+            before = [name for name in names if name not in self.targets]
+            if before != inputs and sorted(before) == sorted(inputs):
+                raise DataError(
+                    f"the model got the streams {', '.join(before)}, by their order, and these data have them as "
+                    f"{', '.join(inputs)}. Give them in the same order, or say inputs={before}."
+                )
 
 
 def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:
