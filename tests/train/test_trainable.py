@@ -1,5 +1,6 @@
 """Checkpoints of what is trained: the frozen base is not in them, and has to be the same where they are used."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,30 @@ def test_what_cannot_be_saved_so_is_refused(tmp_path: Path, capsys: pytest.Captu
         trainer.fit(data("adapted"), epochs=2, progress=False, callbacks=[Thaws()], run=run)
     assert main(["checkpoint", "export", str(tmp_path / "a")]) == 1
     assert "without the frozen base" in capsys.readouterr().err
+
+
+STRATEGIES = {
+    "synchronous": hr.Synchronous,
+    "parts": lambda: hr.Synchronous(parts=4),
+    "periodic": lambda: hr.Periodic("3 steps"),
+    "block momentum": lambda: hr.BlockMomentum("3 steps"),
+    "diloco": lambda: hr.DiLoCo("3 steps"),
+    "elastic": lambda: hr.Elastic("2 steps"),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_saves_what_is_trained_and_goes_on_to_the_bit(strategy: str, tmp_path: Path) -> None:
+    def on_workers(run: str, epochs: int, checkpoint: str) -> dict[str, torch.Tensor]:
+        made = STRATEGIES[strategy]()
+        call = partial(trains, tmp_path / run, epochs, strategy=made, checkpoint=checkpoint)
+        return full(hr.launch(call, workers=2))
+
+    on_workers("left", 1, "trainable")
+    assert set(saved(tmp_path / "left")) == TRAINED
+    on_workers("complete", 1, "complete")
+    assert distance(on_workers("left", 3, "trainable"), on_workers("complete", 3, "complete")) == 0
+    assert distance(full(model()), on_workers("left", 3, "trainable")) > 0
 
 
 def by_shards(run: str, epochs: int, seed: int = 1) -> dict[str, torch.Tensor]:

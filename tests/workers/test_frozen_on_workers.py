@@ -123,3 +123,43 @@ def test_workers_wait_for_the_device_only_where_something_is_frozen_or_thawed(
     monkeypatch.setattr(OnDevice, "read", 0)
     hr.launch(train, callback, workers=2)
     assert OnDevice.read == 2 * (1 + changes)
+
+
+ROUNDS = {
+    "periodic": lambda: hr.Periodic("3 steps"),
+    "outer": lambda: hr.Periodic("3 steps", outer=lambda params: torch.optim.SGD(params, 0.7, weight_decay=0.1)),
+    "block momentum": lambda: hr.BlockMomentum("3 steps"),
+    "diloco": lambda: hr.DiLoCo("3 steps"),
+}
+
+
+@pytest.mark.parametrize("frozen_from", [0, 3])  # where a round begins
+@pytest.mark.parametrize("strategy", ROUNDS)
+def test_the_mean_of_what_is_frozen_is_itself(strategy: str, frozen_from: int) -> None:
+    """A mean of equal numbers may round, and momentum goes on: both would move a frozen layer and its statistics."""
+
+    class Freezes(hr.Callback):
+        def on_epoch_start(self, info: hr.Info) -> None:
+            info.trainer.model[:2].requires_grad_(info.epoch < frozen_from)  # type: ignore[index]
+
+    def work() -> list[list[Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, 2))
+        model[1].train = lambda mode=True: model[1]  # type: ignore[method-assign, assignment, misc]
+        nn.init.normal_(model[1].running_mean)  # type: ignore[arg-type]
+        adam = torch.optim.Adam(model.parameters(), lr=0.1)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=8, strategy=ROUNDS[strategy]())
+        found = [_copied(model)]
+        for info in trainer.steps((X[:47], Y[:47]), epochs=6, callbacks=[Freezes()], progress=False):
+            if info.ends_epoch:
+                found.append(_copied(model))
+        return found
+
+    epochs: list[list[Tensor]] = hr.launch(work, workers=3)
+    for before, after in zip(epochs[frozen_from:], epochs[frozen_from + 1 :], strict=False):
+        assert all(map(torch.equal, before[:-2], after[:-2]))
+        assert not torch.equal(before[-2], after[-2])
+
+
+def _copied(model: nn.Module) -> list[Tensor]:
+    return [value.detach().clone() for value in model.state_dict().values() if value.is_floating_point()]

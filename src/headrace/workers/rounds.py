@@ -53,6 +53,23 @@ class RoundStart:
         for name, place in self.named.items():
             place.copy_(named[name])
 
+    def changed(self, replica: Replica) -> Tensor:
+        """For each name 1 if it is trained or differs from θ₀, else 0."""
+        now, resting = replica.by_name(replica.tensors), set(replica.resting)
+        flags = torch.ones(len(now), device=replica.tensors[0].device)
+        for k, (name, start) in enumerate(self.named.items()):
+            if name in resting:
+                flags[k] = (now[name] != start).any()
+        return flags
+
+    def keep(self, replica: Replica, found: Sequence[Tensor], changed: Tensor) -> list[Tensor]:
+        """Tensors like `replica.tensors`, with θ₀ for what no worker has changed: a mean of equal numbers may round."""
+        named, resting = replica.by_name(found), set(replica.resting)
+        for flag, (name, start) in zip(changed, self.named.items(), strict=True):
+            if name in resting:
+                named[name].copy_(torch.where(flag > 0, named[name], start))
+        return list(found)
+
     def _fits(self, tensors: list[Tensor]) -> bool:
         return [own.shape for own in self._tensors] == [other.shape for other in tensors]
 
@@ -75,7 +92,7 @@ class Averaging:
     """θ ← mean of θᵢ: taken directly, as θ₀ − (θ₀ − θ) need not be θ."""
 
     def step(self, replica: Replica, start: RoundStart, means: Means) -> list[Tensor]:
-        return means(replica.tensors)
+        return mean_of(replica, start, means)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -99,12 +116,13 @@ class Outer:
     def step(self, replica: Replica, start: RoundStart, means: Means) -> list[Tensor]:
         now, values = replica.tensors, len(replica.values)
         changes = torch._foreach_sub(start.like(replica)[:values], now[:values])
-        found = means([*changes, *now[values:]])
+        *found, changed = means([*changes, *now[values:], start.changed(replica)])
+        trained = dict(zip(start.named, changed.tolist(), strict=True))
         for name, change in replica.by_name(found[:values]).items():
-            self._params[name].grad = change
+            self._params[name].grad = change if trained[name] else None  # momentum moves nothing that is frozen
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return [*start.like(replica)[:values], *found[values:]]
+        return start.keep(replica, [*start.like(replica)[:values], *found[values:]], changed)
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = self.optimizer
@@ -123,6 +141,12 @@ class Outer:
     @property
     def _names(self) -> dict[nn.Parameter, str]:
         return {param: name for name, param in self._params.items()}
+
+
+def mean_of(replica: Replica, start: RoundStart, means: Means) -> list[Tensor]:
+    """The mean of the weights over the workers."""
+    *found, changed = means([*replica.tensors, start.changed(replica)])
+    return start.keep(replica, found, changed)
 
 
 def of_rounds(every: str | Length) -> Length:
@@ -212,7 +236,7 @@ class Rounds(Strategy, ABC):
         return True
 
     def consensus(self, replica: Replica) -> list[Tensor]:
-        return self._means(replica.tensors) if self._total else replica.tensors
+        return mean_of(replica, self._start, self._means) if self._total else replica.tensors
 
     def state_dict(self, replica: Replica) -> State:
         return {"start": self._start.named, "outer": self._outer_step.state_dict()}
