@@ -211,6 +211,7 @@ def test_an_option_that_makes_no_sense_ends_with_status_2(place: Path, options: 
         ("--workers 2 --strategy diloco --bandwidth 10", "--bandwidth is a number and a unit"),
         ("--workers 2 --strategy diloco --speeds 5=1", "--speeds is of workers 0 to 1"),
         ("--workers 2 --strategy diloco --speeds 1", '--speeds is written as "3=0.5"'),
+        ("--workers 2 --strategy diloco --speeds 1=1,1=2", "--speeds names each worker once"),
         ("--workers 2 --strategy diloco --stragglers 1=5", '--stragglers is written as "3=0.1:5"'),
         ("--workers 2 --strategy diloco --every 3min", "minutes differ from run to run"),
     ],
