@@ -39,6 +39,25 @@ def test_every_name_is_there(module: str) -> None:
     assert refused == []
 
 
+def starred(module: str) -> dict[str, Any]:
+    """What "import *" gives of a module."""
+    found: dict[str, Any] = {}
+    exec(f"from {C.__name__}{f'.{module}' if module else ''} import *", found)
+    return found
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_star_imports_every_name(module: str) -> None:
+    assert set(NAMES[module].split()) <= starred(module).keys()
+
+
+@pytest.mark.parametrize("module", ["", "io", "layers", "layers.typing", "learners", "metrics", "ops"])
+def test_a_star_imports_nothing_of_libraries(module: str) -> None:
+    found = starred(module)
+    assert not {"torch", "np", "math", "hint", "ConfigError", "Any", "Callable"} & found.keys()
+    assert found.get("Sequence", C.layers.typing.Sequence) is C.layers.typing.Sequence
+
+
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [

@@ -59,8 +59,8 @@ def rehearse(
         bandwidth=bandwidth,
         latency=latency,
         rows_per_s=rows_per_s,
-        speeds=dict(_by_worker(speeds, "--speeds", float, "3=0.5")),
-        stragglers=dict(_by_worker(stragglers, "--stragglers", _slow, "3=0.1:5")),
+        speeds=_by_worker(speeds, "--speeds", float, "3=0.5"),
+        stragglers=_by_worker(stragglers, "--stragglers", _slow, "3=0.1:5"),
         seed=seed,
     )
     limits = {"epochs": epochs, "steps": steps, "log_every": every, "validate_every": every}
@@ -110,10 +110,13 @@ def _slow(text: str) -> tuple[float, float]:
     return float(probability), float(factor)
 
 
-def _by_worker(text: str | None, option: str, read: Callable[[str], Any], example: str) -> list[tuple[int, Any]]:
+def _by_worker(text: str | None, option: str, read: Callable[[str], Any], example: str) -> dict[int, Any]:
     """A value for each of some workers, with commas between."""
     try:
         pairs = [part.partition("=") for part in text.split(",")] if text else []
-        return [(int(worker), read(value.strip())) for worker, _, value in pairs]
+        found = {int(worker): read(value.strip()) for worker, _, value in pairs}
     except ValueError:
         raise ConfigError(f'{option} is written as "{example}", with commas between workers, got {text!r}.') from None
+    if len(found) < len(pairs):
+        raise ConfigError(f"{option} names each worker once, got {text!r}.")
+    return found

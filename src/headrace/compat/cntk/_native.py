@@ -44,6 +44,9 @@ def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str]
     places = (*places, *(each for listed in nested for each in listed))
 
     def find(name: str) -> Any:
+        if name == "__all__":  # asked for by "from cntk.ops import *"
+            own = sys.modules[f"{__package__}.{module}".rstrip(".")]
+            return [each for place in (own, *places) for each in vars(place) if _is_public(place, each)]
         if name.startswith("_"):
             raise AttributeError(f"module {prefix[:-1]!r} has no attribute {name!r}")
         for place in places:
@@ -60,6 +63,14 @@ def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str]
 
     vars(find)["places"] = places
     return find
+
+
+def _is_public(place: ModuleType | SimpleNamespace, name: str) -> bool:
+    """Whether a name is one of CNTK's, not of a library that a module imports."""
+    value = vars(place)[name]
+    made = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    ours = made is None or (made.startswith(f"{__package__}.") and made != __name__)
+    return not name.startswith("_") and (ours or isinstance(place, SimpleNamespace))
 
 
 def add_module(name: str, *places: ModuleType | SimpleNamespace) -> None:
