@@ -499,3 +499,12 @@ def test_what_optimizers_do_not_offer_is_said_in_a_sentence() -> None:
             getattr(pl.SGD(), method)("optimizer.hdf")
     with pytest.raises(AttributeError, match="Its settings: learnRate, momRate"):
         pl.MomentumSGD().momentum  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["", ".costs", ".optimizers"])
+@pytest.mark.parametrize("name", ["Hinge", "L1Hinge", "KLDivergence", "RMSPropGraves", "SMORMS3"])
+def test_an_import_of_what_is_not_offered_says_what_to_write_instead(name: str, module: str) -> None:
+    with pytest.raises(ImportError, match=rf"^PuzzleLib's {name} is not offered here\. Write .+\.$"):
+        exec(f"from headrace.compat.puzzlelib{module} import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec(f"from headrace.compat.puzzlelib{module} import Nothing")

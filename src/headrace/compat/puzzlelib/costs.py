@@ -10,6 +10,13 @@ from torch import Tensor
 
 from ...errors import ConfigError, DataError
 
+_OTHERS = {
+    "Hinge": "a cost of your own, which derives from Cost and gives errors()",
+    "KLDivergence": "a cost of your own, which derives from Cost and gives errors()",
+    "L1Hinge": "a cost of your own, which derives from Cost and gives errors()",
+    "RMSPropGraves": "torch.optim.RMSprop(centered=True, momentum=...) in an hr.Trainer",
+    "SMORMS3": "an optimizer of torch in an hr.Trainer",
+}
 REMEMBERED = {"error", "valError", "grad", "mostProb", "batchsize", "numOfSamples", "_last", "_total"}
 """What a cost remembers of the batches that it has seen."""
 
@@ -267,3 +274,10 @@ def _first(data: Any) -> Any:
 
 def _number(value: Any) -> Any:
     return [_number(each) for each in value] if isinstance(value, list) else float(value)
+
+
+def __getattr__(name: str) -> Any:
+    """What PuzzleLib has and is not offered here: an error that "from PuzzleLib.Cost import Hinge" shows, too."""
+    if name in _OTHERS:
+        raise ImportError(f"PuzzleLib's {name} is not offered here. Write {_OTHERS[name]}.")
+    raise AttributeError(f"PuzzleLib has no {name!r} here.")

@@ -11,6 +11,7 @@ from ...arena.momentum import MomentumSGD as LearnRateInside
 from ...errors import ConfigError
 from ...train.trainer import Trainer as NativeTrainer
 from ..hints import hint
+from .costs import __getattr__ as __getattr__
 from .costs import made
 
 _SAVED = "an optimizer is saved with its run: hr.Trainer(...).fit(data, run='runs/name')"
