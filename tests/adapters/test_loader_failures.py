@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from headrace.adapters.iterables import LoaderSource
 
 ROWS, SIZE, UPDATES, EPOCHS = 38, 2, 19, 2
 STATUS = 77
-HANGS_S = 2.0  # after which a worker that hangs is given up
+HANGS_S = 2  # after which a worker that hangs is given up
 WITHIN_S = 10.0
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -95,7 +96,7 @@ MESSAGES = {
     "is killed": r"exited unexpectedly",
     "leaves": r"exited unexpectedly",
     "leaves quietly": r"exited unexpectedly",
-    "hangs": rf"DataLoader timed out after {HANGS_S:g} seconds",
+    "hangs": rf"DataLoader timed out after {HANGS_S} seconds",
     "breaks": r"exited unexpectedly",
 }
 
@@ -199,6 +200,29 @@ def test_a_source_that_has_failed_can_be_asked_again() -> None:
     source._data.dataset.at = -1  # type: ignore[attr-defined]
     found += [source.next_batch(1)["i"].tolist() for _ in range(UPDATES - 9)]  # type: ignore[index]
     assert found == expected
+
+
+class EndsSlowly(Failing):
+    """Its second worker closes its connections, as one does that ends, and has ended some time after that."""
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 2:
+            time.sleep(0.5)  # the first batch is read meanwhile
+        if i == 6:
+            time.sleep(0.3)
+            resource_sharer._resource_sharer._listener.close()  # type: ignore[attr-defined]
+            time.sleep(1.2)
+            os._exit(STATUS)
+        return super().__getitem__(i)
+
+
+@pytest.mark.slow
+def test_a_worker_is_named_whose_connections_have_closed_before_it_has_ended() -> None:
+    source = LoaderSource(DataLoader(EndsSlowly(), SIZE, num_workers=2), names=("x", "y", "i"), streams=STREAMS)
+    source.next_batch(1)
+    time.sleep(1.5)
+    with pytest.raises(hr.SourceError, match=rf"failed after 1 batches.*exited unexpectedly .*exit code {STATUS}"):
+        source.next_batch(1)
 
 
 def train_in_a_process(run: str, how: str, at: int) -> None:

@@ -7,6 +7,7 @@ epoch begins again with the random numbers that it began with, and the items tha
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ _CPU = torch.device("cpu")
 _END = object()
 _AGAIN = "Pass a list, a DataLoader, or an object whose __iter__ gives a new iterator every time."
 _KEYS = ("epoch", "given", "random", "generators", "own", "made")
+EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
 
 class Iterated(Source):
@@ -174,11 +176,12 @@ class Iterated(Source):
                 ) from None
             return _END
         except Exception as error:
+            died = _exited(self._pass) if isinstance(error, OSError | EOFError) else ""
             self._end_pass(failed=True)
             self.waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
             raise SourceError(
                 f"{self._who} failed after {self._given} {self._unit} of epoch {self._epoch}: "
-                f"{type(error).__name__}: {error}"
+                f"{died or f'{type(error).__name__}: {error}'}"
             ) from error
 
     def _begin(self) -> None:
@@ -308,6 +311,15 @@ class Iterated(Source):
         self._end_pass()
         self._epoch, self._given = int(state["epoch"]), int(state["given"])
         self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
+
+
+def _exited(current: Any) -> str:
+    """Says which worker processes have ended, if any has. One closes its connections first: torch may look too soon."""
+    states = zip(getattr(current, "_workers", ()), getattr(current, "_workers_status", ()), strict=False)
+    workers = [worker for worker, in_use in states if in_use]
+    wait([worker.sentinel for worker in workers], EXIT_S)
+    gone = [f"{worker.pid}, exit code {worker.exitcode}" for worker in workers if worker.exitcode is not None]
+    return f"a DataLoader worker exited unexpectedly (process {'; '.join(gone)})" if gone else ""
 
 
 class LoaderSource(Iterated):
