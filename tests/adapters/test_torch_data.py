@@ -374,3 +374,14 @@ def test_batches_of_a_collate_function_are_those_of_its_rows_and_shared_out() ->
     rows = [{"y": k, "x": float(k)} for k in range(22)]
     columns = lambda samples: {name: torch.tensor([each[name] for each in samples]) for name in ("x", "y")}  # noqa: E731
     check_source(lambda: hr.from_dataset(rows, collate=columns))
+
+
+def test_predictions_of_a_shuffled_dataset_with_a_collate_function_stand_in_the_order_of_the_dataset() -> None:
+    model = torch.nn.Identity()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), batch_size=4)
+    rows = [(torch.tensor([float(k)]), k % 2) for k in range(22)]
+    source = hr.from_dataset(rows, collate=torch.utils.data.default_collate)
+    assert [number for batch in hr.Feed(source, batch_size=4) for number in batch["x"].view(-1).tolist()] != [
+        *range(22)
+    ]
+    assert trainer.predict(source).view(-1).tolist() == [*range(22)]

@@ -71,7 +71,8 @@ def from_dataset(
     DataLoader.
 
     `collate` makes a batch of a list of samples, as that of a DataLoader does, and may pad it to its longest row. The
-    Dataset is then a source, in an `order` by a `seed`, that resumes exactly after any batch.
+    Dataset is then a source, in an `order` by a `seed`, that resumes exactly after any batch. `predict` reads it in the
+    order of the Dataset.
 
     A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
     """
@@ -188,6 +189,10 @@ class CollatedSource(SourceWrapper):
     batches = forwarded("_source.batches")
     state_dict = forwarded("_source.state_dict")
     load_state_dict = forwarded("_source.load_state_dict")
+
+    def in_order(self) -> "CollatedSource":
+        """The same samples as they stand in the dataset, from the first on."""
+        return CollatedSource(self._samples, "none", 0)
 
     def apart(self) -> "CollatedSource":
         found = copy.copy(self)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..adapters.samples import CollatedSource
 from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import rewound
@@ -47,6 +48,8 @@ def validate(
 
 def predict(trainer: Trainer, data: Any, batch_size: int | None, callbacks: Sequence[Callback]) -> Any:
     """See `Trainer.predict`."""
+    if isinstance(data, CollatedSource):
+        data = data.in_order()
     source = _source_of(trainer, data, "predict", batch_size)
     objective = next(iter(trainer.eval_objectives.values()))
     with _once(trainer, source, batch_size) as feed:
