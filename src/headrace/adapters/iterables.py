@@ -7,12 +7,10 @@ epoch begins again with the random numbers that it began with, and the items tha
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream
@@ -24,13 +22,13 @@ from ..length import whole
 from ..store import rng
 from ..store.codec import decode, encode
 from .iterable_facts import expect, generators_of, has_exact_state, length_of, lost_at_resume, parts_of, stateful_parts
+from .loader_workers import failure_of, noticed_when_awaited
 from .samples import Names, collated, fields_of, hugging_kind
 
 _CPU = torch.device("cpu")
 _END = object()
 _AGAIN = "Pass a list, a DataLoader, or an object whose __iter__ gives a new iterator every time."
 _KEYS = ("epoch", "given", "random", "generators", "own", "made")
-EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
 
 class Iterated(Source):
@@ -176,12 +174,11 @@ class Iterated(Source):
                 ) from None
             return _END
         except Exception as error:
-            died = _exited(self._pass) if isinstance(error, OSError | EOFError) else ""
+            why = failure_of(error, self._pass)
             self._end_pass(failed=True)
             self.waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
             raise SourceError(
-                f"{self._who} failed after {self._given} {self._unit} of epoch {self._epoch}: "
-                f"{died or f'{type(error).__name__}: {error}'}"
+                f"{self._who} failed after {self._given} {self._unit} of epoch {self._epoch}: {why}"
             ) from error
 
     def _begin(self) -> None:
@@ -234,11 +231,7 @@ class Iterated(Source):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(self._epoch)
         try:
-            found = iter(self._data)
-            if getattr(found, "_worker_pids_set", False):  # torch would raise in whatever is done when a worker dies
-                _remove_worker_pids(id(found))
-                found._worker_pids_set = False  # type: ignore[attr-defined]
-            return found
+            return noticed_when_awaited(iter(self._data))
         except Exception as error:
             raise SourceError(
                 f"{self._who} cannot begin epoch {self._epoch}: {type(error).__name__}: {error}"
@@ -311,15 +304,6 @@ class Iterated(Source):
         self._end_pass()
         self._epoch, self._given = int(state["epoch"]), int(state["given"])
         self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
-
-
-def _exited(current: Any) -> str:
-    """Says which worker processes have ended, if any has. One closes its connections first: torch may look too soon."""
-    states = zip(getattr(current, "_workers", ()), getattr(current, "_workers_status", ()), strict=False)
-    workers = [worker for worker, in_use in states if in_use]
-    wait([worker.sentinel for worker in workers], EXIT_S)
-    gone = [f"{worker.pid}, exit code {worker.exitcode}" for worker in workers if worker.exitcode is not None]
-    return f"a DataLoader worker exited unexpectedly (process {'; '.join(gone)})" if gone else ""
 
 
 class LoaderSource(Iterated):

@@ -305,10 +305,7 @@ class Trainer:
 
     @one_thread
     def predict(self, data: Any, *, batch_size: int | None = None, callbacks: Sequence[Callback] = ()) -> Any:
-        """What the model returns for every row, in order, on the host; `callbacks` as in `validate`.
-
-        The order is that of the data. A Reader, a mix or a loader that shuffles gives the rows in its own.
-        """
+        """What the model returns for every row, in the order of the data, on the host; `callbacks` as in `validate`."""
         self.find_workers()
         return passes.predict(self, data, batch_size, callbacks)
 
