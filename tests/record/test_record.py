@@ -265,6 +265,7 @@ def _drawn(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
     return {**fields, "x": fields["x"] + draws.normal(20)}
 
 
+@pytest.mark.slow
 def test_updates_of_rows_that_a_trainer_augments_are_made_again(tmp_path: Path) -> None:
     data, never = columns(poisoned=POISONED_LATE), columns(poisoned=POISONED_LATE)
     train("plain", tmp_path / "run", data, augment=_drawn)
