@@ -265,7 +265,7 @@ def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, 
     assert not any("━" in line for line in interrupted.lines), "and nothing of the bar"
     (ended,) = (line for line in interrupted.lines if line.startswith("ended after"))
     assert "SIGINT received" in ended
-    assert any("headrace resume runs/first" in line for line in interrupted.lines)
+    assert any(re.search(r"saved at step \d+ in runs/first; run again to go on", line) for line in interrupted.lines)
     assert max(row["epoch"] for row in rows(shell, "runs/first")) < 5
 
 

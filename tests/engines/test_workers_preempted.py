@@ -60,13 +60,13 @@ def work(index: int, port: int, run: str, name: str, place: list[Any] | None) ->
 
 def tell_requests() -> None:
     """The test hears of a first request once the training has: a second signal before that would be the same one."""
-    note = Signals._heard
+    note = Signals._handle
 
     def heard(self: Signals, number: int, frame: FrameType | None) -> None:
         note(self, number, frame)
         tell("asked")
 
-    Signals._heard = heard  # type: ignore[method-assign]
+    Signals._handle = heard  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def test_the_report_has_every_step_that_was_due_once() -> None:
 def train_on_a_mixture(run: str, changes: bool) -> None:
     """Rows of two tables, whose shares may change twice within the training."""
     rows = trainees.Rows(60).take(torch.arange(60))
-    tables = [hr.ArrayTable({name: rows[name][part] for name in rows}) for part in (slice(40), slice(40, 60))]
+    tables = [hr.ArrayTable({name: x[part] for name, x in rows.fields.items()}) for part in (slice(40), slice(40, 60))]
     weights = {0: [9, 1], "7 steps": [1, 1], "18 steps": [1, 3]} if changes else [9, 1]
     mixture = hr.mix(tables, weights, rows=40, batch_size=trainees.BATCH)
     trainer = trainees.trainer()

@@ -149,11 +149,7 @@ def test_links_of_the_readme_to_the_repository_lead_to_files() -> None:
 
 
 def test_the_loop_that_is_compared_gives_the_weights_of_fit() -> None:
-    (loop,) = (
-        program
-        for _, program in programs(ROOT / "docs" / "how_it_works.md", "fine_tune.md")
-        if "def raw_loop" in program
-    )
+    (loop,) = (program for _, program in programs(ROOT / "docs" / "how_it_works.md") if "def raw_loop" in program)
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
     exec(loop, names)
     x, y = torch.randn(300, 20), torch.randint(0, 3, (300,))
