@@ -238,11 +238,12 @@ class Iterated(Source):
             ) from error
 
     def _end_pass(self, failed: bool = False) -> None:
-        """Forgets what was given ahead. Worker processes end with their iterator, which an error would keep."""
+        """Forgets what was given ahead, and ends the worker processes, unless they stay for the next epoch."""
         current, self._pass, self._held = self._pass, None, []
-        if failed and (end := getattr(current, "_shutdown_workers", None)) is not None:
+        stay = getattr(self._data, "persistent_workers", False) and not failed
+        if not stay and (end := getattr(current, "_shutdown_workers", None)) is not None:
             end()
-            if getattr(self._data, "_iterator", None) is current:  # those of `persistent_workers`
+            if getattr(self._data, "_iterator", None) is current:
                 self._data._iterator = None  # type: ignore[attr-defined]
 
     def _generator_states(self) -> list[Tensor]:
