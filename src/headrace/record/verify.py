@@ -105,8 +105,7 @@ def certify(
     versions = read_document(record.path / RUN).get("versions", {})
     about = machine(trainer.device) if trainer is not None else {}
     found = Certificate(str(record.path), record.id, chain, corrupt, stretches, about, versions)
-    if key is not None:
-        found.signature = _signed(found, Path(key))
+    found.signature = _signed(found, Path(key)) if key is not None else ""
     return found
 
 
