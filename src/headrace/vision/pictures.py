@@ -97,7 +97,7 @@ class Pictures(Callback):
     def on_fit_start(self, info: Info) -> None:
         if IMAGE not in self._rows or info.trainer.target not in self._rows:
             raise ConfigError(
-                f"Pictures needs the streams {IMAGE!r} and {info.trainer.target!r}, got {', '.join(self._rows)}."
+                f"Pictures needs the streams {IMAGE!r} and {info.trainer.target!r}, got {', '.join(self._rows.fields)}."
             )
         self._folder = self._place.folder(info)
         drop_pictures(self._folder, info.step)
