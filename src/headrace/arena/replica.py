@@ -56,12 +56,10 @@ class Replica:
         return found | dict(zip(self._statistics_names(), remaining, strict=False))
 
     @property
-    def resting(self) -> list[str]:
+    def resting(self) -> set[str]:
         """Names of what may stay as it is for a round: parameters that are frozen, and buffers."""
-        slots = [slot for arena in self._arenas() for vector in arena.vectors for slot in vector.slots]
-        named = [(slot.name, slot.param) for slot in slots]
-        named += [(arena.names[param], param) for arena in self._arenas() for param in arena.loose]
-        return [name for name, param in named if not param.requires_grad] + self._statistics_names()
+        frozen = {n for arena in self._arenas() for p, n in arena.names.items() if not p.requires_grad}
+        return frozen | {*self._statistics_names()}
 
     def joined(self, named: Mapping[str, Tensor]) -> list[Tensor]:
         """Tensors like `tensors`, or like `values` where there are no others, of what `by_name` gave."""

@@ -55,7 +55,7 @@ class RoundStart:
 
     def changed(self, replica: Replica) -> Tensor:
         """For each name 1 if it is trained or differs from θ₀, else 0."""
-        now, resting = replica.by_name(replica.tensors), set(replica.resting)
+        now, resting = replica.by_name(replica.tensors), replica.resting
         flags = torch.ones(len(now), device=replica.tensors[0].device)
         for k, (name, start) in enumerate(self.named.items()):
             if name in resting:
@@ -64,7 +64,7 @@ class RoundStart:
 
     def keep(self, replica: Replica, found: Sequence[Tensor], changed: Tensor) -> list[Tensor]:
         """Tensors like `replica.tensors`, with θ₀ for what no worker has changed: a mean of equal numbers may round."""
-        named, resting = replica.by_name(found), set(replica.resting)
+        named, resting = replica.by_name(found), replica.resting
         for flag, (name, start) in zip(changed, self.named.items(), strict=True):
             if name in resting:
                 named[name].copy_(torch.where(flag > 0, named[name], start))
