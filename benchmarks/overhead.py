@@ -61,13 +61,13 @@ class Verdict:
 
 
 TARGETS = (
-    Target("a", "headrace", "raw", "<=", 0.50),
-    Target("b", "headrace", "raw", "<=", 0.55),
-    Target("c", "headrace", "raw", "<=", 0.95),
-    Target("d", "headrace", "raw", "<=", 0.95),
-    Target("e", "headrace", "raw", "<=", 0.80),
-    Target("f", "headrace", "raw", "<=", 0.85),
-    Target("g", "headrace", "raw", "<=", 1.00),
+    Target("a", "headrace", "raw", "<=", 0.55),
+    Target("b", "headrace", "raw", "<=", 0.50),
+    Target("c", "headrace", "raw", "<=", 0.93),
+    Target("d", "headrace", "raw", "<=", 0.90),
+    Target("e", "headrace", "raw", "<=", 0.58),
+    Target("f", "headrace", "raw", "<=", 0.87),
+    Target("g", "headrace", "raw", "<=", 1.01),
     Target("a", "compiled", "headrace", ">=", 1.0),
     Target("a", "jax", "headrace", ">=", 0.8),
     Target("a", "lightning", "headrace", ">=", 14.0),
@@ -75,8 +75,8 @@ TARGETS = (
     Target("a", "accelerate", "headrace", ">=", 6.0),
     Target("a", "ignite", "headrace", ">=", 2.0),
     Target("a", "skorch", "headrace", ">=", 2.0),
-    Target("validate", "raw", "headrace", ">=", 1.3),
-    Target("predict", "raw", "headrace", ">=", 1.3),
+    Target("validate", "headrace", "raw", "<=", 1.00),
+    Target("predict", "headrace", "raw", "<=", 1.00),
     Target("log", "headrace", "raw", "<=", 0.9),
 )
 IMPORT_LIMIT_S, RECORDING_LIMIT_S = 0.1, 1.0
