@@ -19,7 +19,6 @@ for k in range(400):
     bbox[k, 0] = torch.tensor([row, col, row + height, col + width, kind])
 table = hr.ArrayTable({"image": image, "bbox": bbox})
 train, test = hr.split(table, 0.8, 0.2, seed=0)
-augmented = hr.map(train, vision.Augment(mirror=0.5, mirror_rows=0.5))  # boxes move with their images
 
 # %% Anchors of two sizes at every 4th and every 8th pixel.
 torch.manual_seed(0)
@@ -33,9 +32,10 @@ trainer = hr.Trainer(
     target="bbox",
     metrics={"map": vision.MeanAveragePrecision(iou=0.5)},
     schedule=hr.OneCycle(),
+    augment=vision.Augment(mirror=0.5, mirror_rows=0.5),  # boxes move with their images
 )
 pictures = vision.Pictures(test, count=6, classes=("rectangle", "edge"))
-history = trainer.fit(augmented, test=test, epochs=15, run="runs/boxes", callbacks=[pictures])
+history = trainer.fit(train, test=test, epochs=15, run="runs/boxes", callbacks=[pictures])
 
 # %% The best boxes of one image: row1, col1, row2, col2, score and class.
 print(trainer.predict({"image": image[:1]})[0, :3])

@@ -16,7 +16,7 @@ table = hr.ArrayTable({"x": images, "y": torch.from_numpy(labels)})
 train, val, test = hr.split(table, 0.6, 0.2, 0.2, seed=0, stratify="y")
 
 
-# %% What a map draws belongs to the row: the same whatever the batch, the worker, or the resume that reads it.
+# %% What is drawn belongs to the row: the same whatever the batch, the worker, or the resume that reads it.
 def moved(fields, draws):
     """Turned by up to 15 degrees, moved by up to a pixel, another set of pictures in every epoch."""
     x = fields["x"]

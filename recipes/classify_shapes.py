@@ -33,10 +33,9 @@ def classify_shapes(
         metrics="accuracy",
         schedule=hr.OneCycle(),
         seed=seed,
+        augment=vision.Augment(mirror_rows=0.5, turn=180),
     )
-    return hr.Recipe(
-        trainer, hr.map(train, vision.Augment(mirror_rows=0.5, turn=180)), test=test, fit={"epochs": epochs}
-    )
+    return hr.Recipe(trainer, train, test=test, fit={"epochs": epochs})
 
 
 if __name__ == "__main__":

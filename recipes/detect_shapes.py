@@ -33,8 +33,9 @@ def detect_shapes(
         metrics={"map": vision.MeanAveragePrecision()},
         schedule=hr.OneCycle(),
         seed=seed,
+        augment=vision.Augment(mirror_rows=0.5),
     )
-    return hr.Recipe(trainer, hr.map(train, vision.Augment(mirror_rows=0.5)), test=test, fit={"epochs": epochs})
+    return hr.Recipe(trainer, train, test=test, fit={"epochs": epochs})
 
 
 if __name__ == "__main__":

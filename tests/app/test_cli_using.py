@@ -45,12 +45,15 @@ def flowers(file: str = "flowers.csv", drawn: bool = True, mapped: bool = True) 
         columns = {"x": ["long", "wide"], "kind": "kind"}
         table = hr.open_table(file, columns=columns, dtypes={"x": "float32"})
         train, val = hr.split(hr.map(table, scaled) if mapped else table, 0.8, 0.2)
-        return hr.map(train, jittered) if drawn else train, val
+        return train, val
 
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics=["accuracy"], target="kind")
+    trainer = hr.Trainer(
+        model, hr.CrossEntropy(), optimizer, batch_size=8, metrics=["accuracy"], target="kind",
+        augment=jittered if drawn else None,
+    )
     return hr.Recipe(trainer, data=data, fit={"epochs": 3, "progress": False})
 
 def sure() -> hr.Recipe:

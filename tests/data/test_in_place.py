@@ -123,8 +123,8 @@ def test_a_map_that_works_in_place_leaves_the_data_as_they_are(drawn: bool) -> N
     def with_draws(fields: Any, draws: hr.Draws) -> Any:
         return {"x": fields["x"].sub_(1)}
 
-    table = hr.map({"x": x}, with_draws if drawn else plain)
+    table, augment = (hr.ArrayTable({"x": x}), with_draws) if drawn else (hr.map({"x": x}, plain), None)
     for order in ("none", "full"):
-        for batch in hr.Feed(hr.Reader(table, order), batch_size=16):
+        for batch in hr.Feed(hr.Reader(table, order, augment=augment), batch_size=16):
             assert (batch["x"] == -1).all()
     assert not x.any()

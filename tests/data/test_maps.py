@@ -1,11 +1,11 @@
-"""Augmentation: what a map draws for a row is the same however the row is read, and another in every epoch."""
+"""Augmentation: what is drawn for a row is the same however the row is read, and other numbers in every epoch."""
 
 import threading
 from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +16,8 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.adapters import compose
 from headrace.data.draws import Draws
 from headrace.data.fields import Field
-from headrace.data.maps import Augmented
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
 
@@ -56,11 +54,6 @@ def noisy(fields: Fields, draws: Draws) -> Fields:
     return {**fields, "words": words.with_values(words.values + shift)}
 
 
-def augmented(table: hr.Table | None = None, where: Any = "host", change: Any = None) -> hr.Table:
-    """As `hr.map` makes it, or as a trainer does of `augment=`."""
-    return Augmented(hr.ArrayTable(COLUMNS) if table is None else table, change or noisy, where)
-
-
 def rows_of(batch: hr.Batch) -> list[tuple[Any, ...]]:
     """Every row as a value."""
     columns = [batch[name].tolist() for name in ("id", "x", "u", "n", "c")]
@@ -76,26 +69,26 @@ def read(source: hr.Source, size: int, macrobatch: int = 1, rows: int = 2 * ROWS
     return found[:rows]
 
 
-@pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("declared", [False, True])
-@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("where", ["map", "augment", "augment with draws"])
 def test_a_function_is_called_by_the_thread_that_trains_unless_it_says_that_others_may(
-    where: Literal["host", "device"], declared: bool, draws: bool
+    where: str, declared: bool
 ) -> None:
     seen = set[threading.Thread]()
 
-    def alone(fields: Fields) -> Fields:
+    def fields_only(fields: Fields) -> Fields:
         seen.add(threading.current_thread())
         return fields
 
     def with_draws(fields: Fields, draws: Draws) -> Fields:
-        return alone(fields)
+        return fields_only(fields)
 
-    change: Any = with_draws if draws else alone
+    change: Any = with_draws if where == "augment with draws" else fields_only
     change.thread_safe = declared
-    table = augmented(Elsewhere(), where, change)
+    table = hr.map(Elsewhere(), change) if where == "map" else Elsewhere()
+    source = hr.Reader(table, augment=None if where == "map" else change)
     seen.clear()
-    with hr.Feed(hr.Reader(table), batch_size=8) as feed:
+    with hr.Feed(source, batch_size=8) as feed:
         assert sum(batch.rows for batch in feed) == ROWS
     assert seen
     assert (threading.current_thread() in seen) != declared
@@ -121,7 +114,8 @@ def test_a_table_of_ones_own_is_read_by_the_thread_that_trains_unless_it_says_th
 
 
 def reader(table: hr.Table | None = None, order: str = "full", seed: int = 3, **options: Any) -> hr.Reader:
-    return hr.Reader(augmented() if table is None else table, order, seed, **{"block": 8, **options})
+    table = hr.ArrayTable(COLUMNS) if table is None else table
+    return hr.Reader(table, order, seed, **{"block": 8, "augment": noisy, **options})
 
 
 # --- the same however it is read ---------------------------------------------------------------------------
@@ -130,7 +124,7 @@ def reader(table: hr.Table | None = None, order: str = "full", seed: int = 3, **
 READINGS: dict[str, Callable[[str], hr.Reader]] = {
     "as ever": lambda order: reader(order=order),
     "across epochs": lambda order: reader(order=order, cross_epochs=True),
-    "elsewhere": lambda order: reader(augmented(Elsewhere()), order),
+    "elsewhere": lambda order: reader(Elsewhere(), order),
     "by items": lambda order: reader(order=order, count="words"),
 }
 
@@ -190,13 +184,10 @@ def test_a_row_is_the_same_after_a_resume_at_every_batch(order: str, crosses: bo
         assert rest[: len(found) - at] == found[at:]
 
 
-def test_on_the_device_it_is_what_it_is_on_the_host() -> None:
-    host, device = reader(augmented(where="host")), reader(augmented(where="device"))
-    assert (host.table.augments, device.table.augments) == ("host", "device")
-    expected = read(host, 7, 20)
-    assert read(device, 7, 20) == expected
-    assert read(reader(augmented(Elsewhere(), where="device")), 7, 20) == expected
-    staged = device.next_macrobatch(7, 20)
+def test_rows_are_changed_after_they_were_copied_to_the_device() -> None:
+    staged = reader().next_macrobatch(7, 20)
+    assert staged is not None
+    assert staged.finish is not None
     assert "u" not in staged.fields
     assert "u" in staged.finish(staged.fields)
 
@@ -224,7 +215,7 @@ def test_every_row_of_every_epoch_of_every_seed_has_draws_of_its_own() -> None:
 
 
 def test_draws_of_a_row_do_not_depend_on_its_content() -> None:
-    other = compose.map(hr.ArrayTable({**COLUMNS, "x": X + 1}), noisy)
+    other = hr.ArrayTable({**COLUMNS, "x": X + 1})
     assert drawn(read(reader(other), 7)) == drawn(read(reader(), 7))
 
 
@@ -242,83 +233,26 @@ def test_bounds_may_be_whole_numbers() -> None:
     assert (found.min() < -0.9, found.max() > 2.9) == (True, True)
 
 
-# --- chains ------------------------------------------------------------------------------------------------
-
-
-def doubled(fields: Fields) -> Fields:
-    return {**fields, "u": fields["u"] * 2}
-
-
-def more(fields: Fields, draws: Draws) -> Fields:
-    return {**fields, "x": fields["x"] + draws.uniform(6)}
-
-
-@pytest.mark.parametrize("where", ["host", "device"])
-def test_maps_follow_one_another_with_draws_and_without(where: Any) -> None:
-    chain = augmented(augmented(augmented(where=where), where, doubled), where, more)
-    plain = read(reader(order="none"), 7)
-    found = read(reader(chain, "none"), 7, 30)
-    assert [row[2] for row in found] == [2 * row[2] for row in plain]
-    change = torch.tensor([row[1] for row in found]) - torch.tensor([row[1] for row in plain])
-    assert ((change >= -1e-6) & (change < 1)).all()
-    assert len(change.view(-1).unique()) > 400
-    assert found == read(reader(chain, "none"), 3)
-
-
-def test_two_maps_of_a_chain_draw_different_numbers() -> None:
-    def first(fields: Fields, draws: Draws) -> Fields:
-        return {**fields, "a": draws.uniform()}
-
-    def second(fields: Fields, draws: Draws) -> Fields:
-        return {**fields, "b": draws.uniform()}
-
-    batch = hr.Reader(compose.map(compose.map(hr.ArrayTable({"id": torch.arange(50)}), first), second)).next_batch(50)
-    assert not (batch["a"] == batch["b"]).any()
-
-
-def test_what_precedes_the_draws_is_done_first() -> None:
-    base = compose.map(hr.ArrayTable(COLUMNS), lambda f: {**f, "x": f["x"] * 0})
-    found = torch.tensor([row[1] for row in read(reader(augmented(base)), 7)])
+def test_rows_are_augmented_after_a_map_has_changed_them() -> None:
     noise = torch.tensor([row[1] for row in read(reader(), 7)]) - X[[row[0] for row in read(reader(), 7)]]
-    torch.testing.assert_close(found, noise)
+    for mapped in (reader(hr.map(COLUMNS, without_x)), hr.map(reader(), without_x)):
+        found = torch.tensor([row[1] for row in read(mapped, 7)])
+        torch.testing.assert_close(found, noise)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda table: compose.head(table, 20),
-        lambda table: compose.skip(table, 20),
-        lambda table: compose.filter(table, lambda fields: fields["id"] % 2 == 0),
-        lambda table: compose.split(table, 0.6, 0.4)[0],
-        lambda table: compose.skip(compose.head(table, 30), 5),
-    ],
-)
-def test_views_of_a_table_with_draws_keep_them(view: Callable[[hr.Table], hr.Table]) -> None:
-    before, behind = view(hr.ArrayTable(COLUMNS)), view(augmented())
-    rows = len(before)
-    assert list(behind.streams) == list(augmented(before).streams)
-    expected = read(reader(augmented(before)), rows, rows=2 * rows)
-    assert read(reader(behind), 7, 20, rows=2 * rows) == expected
+def without_x(fields: Fields) -> Fields:
+    return {**fields, "x": fields["x"] * 0}
 
 
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("compound", "error"),
-    [
-        (lambda t: compose.concat(t, t), r"concat\(\): a table has a map with draws.*Map what concat\(\) gives"),
-        (lambda t: compose.zip(t, {"y": torch.arange(ROWS)}), r"zip\(\): a table has a map with draws"),
-    ],
-)
-@pytest.mark.parametrize("where", ["host", "device"])
-def test_a_table_with_draws_is_not_put_together_with_others(compound: Any, error: str, where: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=error):
-        compound(augmented(where=where))
+def test_a_map_with_draws_names_where_the_function_belongs() -> None:
+    with pytest.raises(hr.ConfigError, match=r"noisy takes draws.*hr\.Trainer\(\.\.\., augment=f\).*hr\.Reader"):
+        hr.map(COLUMNS, noisy)
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-def test_a_map_that_breaks_its_promise_in_the_middle_is_named(where: Any) -> None:
+def test_an_augmentation_that_breaks_its_promise_in_the_middle_is_named() -> None:
     late = False
 
     def drops(fields: Fields, draws: Draws) -> Fields:
@@ -327,15 +261,15 @@ def test_a_map_that_breaks_its_promise_in_the_middle_is_named(where: Any) -> Non
     def turns(fields: Fields, draws: Draws) -> Fields:
         return {"id": fields["id"] * 1.0} if late else fields
 
-    for change, error in ((drops, r"map\(\).*drops made 4 rows of 7.*filter"), (turns, r"expected stream id: int64")):
+    for change, error in ((drops, r"augment=.*drops made 4 rows of 7.*filter"), (turns, r"expected stream id: int64")):
         late = False
-        table = augmented(hr.ArrayTable({"id": torch.arange(ROWS)}), where, change)
+        source = hr.Reader(hr.ArrayTable({"id": torch.arange(ROWS)}), augment=change)
         late = True
         with pytest.raises(hr.DataError, match=error):
-            list(hr.Feed(hr.Reader(table), batch_size=7, macrobatch=7))
+            list(hr.Feed(source, batch_size=7, macrobatch=7))
 
 
-def test_what_goes_wrong_within_a_map_is_chained() -> None:
+def test_what_goes_wrong_within_an_augmentation_is_chained() -> None:
     late = False
 
     def fails(fields: Fields, draws: Draws) -> Fields:
@@ -345,10 +279,10 @@ def test_what_goes_wrong_within_a_map_is_chained() -> None:
 
     for table in (hr.ArrayTable(COLUMNS), Elsewhere()):
         late = False
-        reader = hr.Reader(compose.map(table, fails))
+        source = hr.Reader(table, augment=fails)
         late = True
         with pytest.raises(hr.SourceError, match="KeyError: 'colour'") as caught:
-            list(hr.Feed(reader, batch_size=7))
+            list(hr.Feed(source, batch_size=7))
         assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -381,26 +315,25 @@ class Labelled(Elsewhere):
 
 
 def test_a_training_on_augmented_rows_is_resumed_bit_for_bit_anywhere(tmp_path: Path) -> None:
-    data = compose.map(Labelled(), shaken)
-    whole = trainer(macrobatch=16)
-    whole.fit(data, epochs=2, progress=False)
+    uninterrupted = trainer(macrobatch=16, augment=shaken)
+    uninterrupted.fit(Labelled(), epochs=2, progress=False)
     for step in (1, 4, 6, 9):  # of 6 in an epoch
         run = tmp_path / f"run-{step}"
-        for info in trainer(macrobatch=16).steps(data, epochs=2, run=run):
+        for info in trainer(macrobatch=16, augment=shaken).steps(Labelled(), epochs=2, run=run):
             if info.step == step:
                 break
-        resumed = trainer(macrobatch=16)
-        resumed.fit(compose.map(Labelled(), shaken), epochs=2, run=run, progress=False)
-        assert torch.equal(weights(resumed), weights(whole))
+        resumed = trainer(macrobatch=16, augment=shaken)
+        resumed.fit(Labelled(), epochs=2, run=run, progress=False)
+        assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
-def test_where_rows_are_changed_and_read_changes_no_weight() -> None:
+def test_who_is_given_the_function_and_what_reads_the_rows_changes_no_weight() -> None:
     found = []
     arrays = hr.ArrayTable({"x": X, "y": X[:, :3].argmax(dim=1)})
     for table in (arrays, Labelled()):
-        for where in ("host", "device"):
-            trained = trainer(macrobatch=16)
-            trained.fit(augmented(table, where, shaken), epochs=2, progress=False)
+        for data, augment in ((table, shaken), (hr.Reader(table, augment=shaken), None)):
+            trained = trainer(macrobatch=16, augment=augment)
+            trained.fit(data, epochs=2, progress=False)
             found.append(weights(trained))
     plain = trainer(macrobatch=16)
     plain.fit(arrays, epochs=2, progress=False)
@@ -408,42 +341,9 @@ def test_where_rows_are_changed_and_read_changes_no_weight() -> None:
     assert not torch.equal(found[0], weights(plain))
 
 
-def test_every_validation_sees_the_same_draws() -> None:
-    trained = trainer()
-    data = compose.map(Labelled(), shaken)
-    trained.fit(data, data, epochs=2, progress=False)
-    assert trained.validate(data) == trained.validate(data)
-    assert trained.validate(data, batch_size=5)["val/loss"] == pytest.approx(trained.validate(data)["val/loss"])
-    assert trained.validate(data) != trained.validate(Labelled())
-
-
-@pytest.mark.parametrize("name", ["t.arrow", "t.parquet", "t.npz", "t.ctf"])
-def test_a_table_with_draws_is_not_written_without_them(name: str, tmp_path: Path) -> None:
+def test_augmented_rows_are_written_as_the_batches_of_an_epoch(tmp_path: Path) -> None:
     def shifted(fields: Fields, draws: Draws) -> Fields:
         return {"x": fields["x"] + draws.uniform(low=1.0, high=2.0)}
 
-    numbers = hr.ArrayTable({"x": torch.zeros(10)})
-    for table in (
-        hr.map(numbers, shifted),
-        hr.head(hr.map(numbers, shifted), 5),
-    ):
-        with pytest.raises(
-            hr.ConfigError, match=r"takes effect where epochs are read.*hr\.Feed\(hr\.Reader\(table\)\)"
-        ):
-            hr.write_table(table, tmp_path / name)
-    assert not (tmp_path / name).exists()
-    if name in ("t.arrow", "t.parquet"):  # which take batches
-        hr.write_table(hr.Feed(hr.Reader(hr.map(numbers, shifted))), tmp_path / name)
-        assert (hr.open_table(tmp_path / name).rows(0, 10)["x"] >= 1).all()
-
-
-def test_rows_are_not_chosen_by_what_a_map_with_draws_adds() -> None:
-    def labelled(fields: Fields, draws: Draws) -> Fields:
-        return {**fields, "new": fields["id"] % 2}
-
-    table = hr.map(hr.ArrayTable(COLUMNS), labelled)
-    with pytest.raises(hr.DataError, match=r"filter\(\): a map with draws adds 'new'.*Map what filter\(\) gives"):
-        hr.filter(table, lambda fields: fields["new"] == 1)
-    with pytest.raises(hr.DataError, match=r"split\(\): a map with draws adds 'new'.*Map what split\(\) gives"):
-        hr.split(table, 0.5, 0.5, stratify="new")
-    assert [len(part) for part in hr.split(table, 0.5, 0.5)] == [22, 21]
+    hr.write_table(hr.Feed(hr.Reader(hr.ArrayTable({"x": torch.zeros(10)}), augment=shifted)), tmp_path / "t.arrow")
+    assert (hr.open_table(tmp_path / "t.arrow").rows(0, 10)["x"] >= 1).all()

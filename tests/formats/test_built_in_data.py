@@ -45,15 +45,14 @@ def test_views(view: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_drawn_on_the_way() -> None:
-    check_table(lambda: hr.map(dense_table(ROWS), digits))
-    check_source(lambda: hr.Reader(hr.map(dense_table(ROWS), digits), "blocks", block=3, mix=2), sizes=(6,), **SOME)
+def test_an_augmented_reader() -> None:
+    check_source(lambda: hr.Reader(dense_table(ROWS), "blocks", block=3, mix=2, augment=digits), sizes=(6,), **SOME)
 
 
 @pytest.mark.slow
-def test_a_mix_with_what_is_drawn_on_the_way() -> None:
+def test_an_augmented_mix() -> None:
     tables = [dense_table(300), dense_table(800)]  # about as many as a round of a mix has of them: small ones cost more
-    check_source(lambda: hr.map(hr.mix(tables, [1, 3], rows=11), digits), sizes=(4,), **SOME)
+    check_source(lambda: hr.mix(tables, [1, 3], rows=11, augment=digits), sizes=(4,), **SOME)
 
 
 def test_epochs_of_a_source() -> None:

@@ -57,14 +57,14 @@ def test_draws_are_those_of_a_cpu() -> None:
     torch.testing.assert_close(here.normal(8), there.normal(8).cpu())
 
 
-def test_a_map_on_the_device_gives_what_one_on_the_host_does() -> None:
+def test_an_augmentation_on_the_device_gives_what_one_on_the_host_does() -> None:
     def noisy(fields: Any, draws: Draws) -> Any:
         return {**fields, "x": fields["x"] + draws.uniform(3)}
 
     table = hr.ArrayTable({"x": torch.randn(100, 3)}, block=10)  # as a file would be: staged by a thread
     found = []
-    for where in ("host", "device"):
-        feed = hr.Feed(hr.Reader(hr.map(table, noisy, where=where)), "cuda", batch_size=7, macrobatch=21)
+    for device in ("cpu", "cuda"):
+        feed = hr.Feed(hr.Reader(table, augment=noisy), device, batch_size=7, macrobatch=21)
         found.append(torch.cat([batch["x"] for batch in feed]).cpu())
         feed.close()
     torch.testing.assert_close(found[0], found[1])

@@ -35,7 +35,7 @@ def test_the_small_tables_keep_their_promises(name: str) -> None:
     report = check_table(MAKERS[name])
     assert report.subject == "ArrayTable"
     assert {"take", "rows", "same", "fingerprint", "threads", "value"} <= set(report.checked)
-    assert set(report.skipped) == {"categories", "augment"}
+    assert set(report.skipped) == {"categories"}
     assert ("lengths" in report.checked) == (name in ("ragged", "sparse sequences"))
 
 
@@ -82,19 +82,11 @@ class Coded(Squares):
     categories = {"s": [str(k) for k in range(9)]}  # type: ignore[assignment]  # noqa: RUF012
 
 
-class Drawing(Squares):
-    augments = "host"
-
-    def augment(self, fields: Any, draws: Any) -> Any:
-        return {**fields, "x": fields["x"] + draws.uniform(2)}
-
-
-@pytest.mark.parametrize("make", [Squares, LengthsUnknown, NoRows, Coded, Drawing])
+@pytest.mark.parametrize("make", [Squares, LengthsUnknown, NoRows, Coded])
 def test_a_table_of_any_kind_keeps_its_promises(make: type[Squares]) -> None:
     report = check_table(make)
     assert ("lengths" in report.skipped) == (make is LengthsUnknown)
     assert ("categories" in report.checked) == (make is Coded)
-    assert ("augment" in report.checked) == (make is Drawing)
 
 
 class Sorts(Squares):
@@ -210,18 +202,6 @@ class CodedElsewhere(Squares):
     categories = {"z": ["a", "b"]}  # type: ignore[assignment]  # noqa: RUF012
 
 
-class DrawsUndeclared(Drawing):
-    def augment(self, fields: Any, draws: Any) -> Any:
-        return {**super().augment(fields, draws), "z": draws.uniform()}
-
-
-class DrawsByPlace(Drawing):
-    """The same numbers for the first row of every batch."""
-
-    def augment(self, fields: Any, draws: Any) -> Any:
-        return {**fields, "x": fields["x"] + torch.arange(len(fields["x"]))[:, None]}
-
-
 class OfOneThreadOnly(Squares):
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -270,8 +250,6 @@ BAD_TABLES: list[tuple[str, Any, str]] = [
     ("declared", Grows, "len, asked again: expected 10, got 11"),
     ("categories", CodedTooHigh, r"categories\['s'\]: expected 9 at least, got 2"),
     ("categories", CodedElsewhere, r"expected streams of \['x', 's'\], got z"),
-    ("augment", DrawsByPlace, "in two parts"),
-    ("streams", DrawsUndeclared, r"augment of rows 0 to 9: expected the declared streams, got \['z'\] beside them"),
     ("threads", OfOneThreadOnly, "raised RuntimeError: made in another thread"),
     ("calls", Hangs, "take of one row thrice has not come back for 1 s"),
 ]

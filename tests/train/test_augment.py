@@ -29,9 +29,9 @@ def weights(made: hr.Trainer) -> torch.Tensor:
     return made.model.weight.detach().clone()  # type: ignore[operator]
 
 
-def test_it_is_a_map_of_the_training_data_and_of_no_others() -> None:
+def test_the_training_data_are_augmented_and_no_others() -> None:
     mapped, plain, made = trainer(), trainer(), trainer(augment=noisy)
-    mapped.fit(hr.map(hr.ArrayTable({"x": X, "y": Y}), noisy), epochs=3, progress=False)
+    mapped.fit(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), augment=noisy), epochs=3, progress=False)
     plain.fit((X, Y), epochs=3, progress=False)
     history = made.fit((X, Y), val=(X, Y), epochs=3, progress=False)
     assert torch.equal(weights(made), weights(mapped))

@@ -78,10 +78,10 @@ def test_a_box_that_has_mostly_left_the_image_is_left_out() -> None:
 
 def test_what_a_row_draws_is_the_same_in_any_batch_and_another_in_every_epoch() -> None:
     table = hr.ArrayTable({k: v.repeat(4, *[1] * (v.dim() - 1)) for k, v in marked().items()})
-    augmented = hr.map(table, vision.Augment(turn=20, noise=0.1, contrast=0.2, brightness=0.2))
+    augment = vision.Augment(turn=20, noise=0.1, contrast=0.2, brightness=0.2)
 
     def epochs(size: int) -> list[Tensor]:
-        reader = hr.Reader(augmented, "none", 3)
+        reader = hr.Reader(table, "none", 3, augment=augment)
         batches = [reader.next_batch(size) for _ in range(2 * len(table) // size)]
         return [torch.cat([batch["image"] for batch in batches if batch is not None])]
 

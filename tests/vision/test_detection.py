@@ -207,10 +207,10 @@ def test_boxes_as_sequences_train_and_score_as_those_that_are_filled_up(workers:
     def train(sequences: bool) -> tuple[list[Tensor], dict[str, Any]]:
         metrics = {"map": vision.MeanAveragePrecision(0.1)}
         strategy = hr.Synchronous() if workers > 1 else None
-        training = trainer(vision.Detection(), batch_size=4, metrics=metrics, strategy=strategy)
+        augment = vision.Augment(turn=10, shift=0.1)
+        training = trainer(vision.Detection(), batch_size=4, metrics=metrics, strategy=strategy, augment=augment)
         train, val = (with_sequences(part) if sequences else part for part in (streams, fewer))
-        augmented = hr.map(hr.ArrayTable(train), vision.Augment(turn=10, shift=0.1))
-        training.fit(augmented, val=val, epochs=2, progress=False)
+        training.fit(train, val=val, epochs=2, progress=False)
         scores = {key: value for key, value in training.history.last.items() if "/" in key and "rate" not in key}
         return [param.detach().clone() for param in training.model.parameters()], scores
 

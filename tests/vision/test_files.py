@@ -146,13 +146,14 @@ def test_boxes_of_coco_are_resized_with_their_images(tmp_path: Path) -> None:
         target="bbox",
         batch_size=2,
         device="cpu",
+        augment=vision.Augment(),
     )
     other = annotations()
     other["annotations"] = other["annotations"][:1]  # fewer boxes in each image than those that are trained on
     (tmp_path / "others.json").write_text(json.dumps(other))
     others = vision.coco(tmp_path / "others.json", tmp_path, (32, 24))
     pictures = vision.Pictures(others, path=tmp_path / "pictures")
-    trainer.fit(hr.map(table, vision.Augment()), val=others, steps=2, progress=False, callbacks=[pictures])
+    trainer.fit(table, val=others, steps=2, progress=False, callbacks=[pictures])
     assert trainer.history.last["val/loss"] > 0
 
 

@@ -89,9 +89,9 @@ def test_the_total_loss_is_the_weighted_sum_of_the_losses_and_the_prior(target: 
 def test_deterministic_trainings_are_the_same_to_the_bit(target: str) -> None:
     found = []
     for _ in range(2):
-        training = trainer(target, deterministic=True, batch_size=4, seed=5)
-        table = hr.map(hr.ArrayTable(STREAMS[target]), vision.Augment(turn=20, noise=0.1))
-        training.fit(table, epochs=2, progress=False)
+        augment = vision.Augment(turn=20, noise=0.1)
+        training = trainer(target, deterministic=True, batch_size=4, seed=5, augment=augment)
+        training.fit(STREAMS[target], epochs=2, progress=False)
         found.append(list(training.model.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +393,7 @@ def test_a_map_in_which_rows_meet_is_refused_and_one_that_changes_each_is_not() 
         return {**fields, "x": 2 * fields["x"]}
 
     x = torch.randn(40, 4)
-    for change, refused in ((doubled, False), (centered, True)):
+    for change, augments in product((doubled, centered), (False, True)):
         model = torch.nn.Linear(4, 2)
         trainer = hr.Trainer(
             model,
@@ -400,8 +401,10 @@ def test_a_map_in_which_rows_meet_is_refused_and_one_that_changes_each_is_not() 
             torch.optim.SGD(model.parameters(), lr=0.1),
             batch_size=8,
             strategy=hr.Synchronous(parts=4),
+            augment=change if augments else None,
         )
-        data = hr.map({"x": x, "y": (x[:, 0] > 0).long()}, change)
+        data: Any = {"x": x, "y": (x[:, 0] > 0).long()}
+        data, refused = data if augments else hr.map(data, change), change is centered
         with pytest.raises(ConfigError, match="centered makes other bits") if refused else nullcontext():
             trainer.fit(data, epochs=1, progress=False)
         assert trainer.updates.count == (0 if refused else 5), "before the first update"

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import Batch
 from ..data.fields import Field
-from ..data.maps import Augmented, Change, Mapped, takes_draws
+from ..data.maps import Change, Mapped
 from ..data.order import Permutation
 from ..data.orders import MixOrder
 from ..data.packed import PackedTable
 from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
-from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
+from ..data.views import Concat, View, Zipped, blocks_of, name_of
 from ..errors import ConfigError, DataError
 from ..length import Length, Points, whole
 from .adapt import as_data, as_table
@@ -57,10 +56,9 @@ def mix(
         rows: the rows in an epoch of the mix; by default the rows of all tables.
         seed: the seed of the orders.
         batch_size: needed for weights that change at a number of steps.
-        options: `count`, `cross_epochs`, `max_epochs` and `max_samples` of `Reader`.
+        options: `count`, `cross_epochs`, `max_epochs`, `max_samples` and `augment` of `Reader`.
     """
     given = [as_table(table) for table in tables]
-    plain(given, "mix")
     lengths, later = [len(table) for table in given], list[tuple[int, Sequence[float]]]()
     in_steps: int | None = None
     if isinstance(weights, Mapping):
@@ -98,9 +96,7 @@ def pack(data: Any, length: int, stream: str, *, fill: Mapping[str, float] | Non
     """
     if not (size := whole(length)):
         raise ConfigError(f"pack(): length= is a whole number above 0, got {length!r}.")
-    table = as_table(data)
-    plain([table], "pack")
-    return PackedTable(table, stream, size, fill or {})
+    return PackedTable(as_table(data), stream, size, fill or {})
 
 
 def head(data: Any, rows: int) -> Any:
@@ -123,11 +119,7 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
     """Keeps the rows for which `keep`, a function of the fields of many rows, is true; reads the table once."""
     found, kept, start = as_table(table), [], 0
     for batch in blocks_of(found):
-        try:
-            answer = torch.as_tensor(keep(dict(batch.fields)))
-        except KeyError as error:
-            _check_added("filter", found, batch, str(*error.args[:1]))
-            raise
+        answer = torch.as_tensor(keep(dict(batch.fields)))
         if answer.dtype != torch.bool or answer.shape != (batch.rows,):
             raise DataError(
                 f"filter(): {name_of(keep)} gave {answer.dtype}{list(answer.shape)} for {batch.rows} rows. "
@@ -141,17 +133,16 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
 def map(table: Any, change: Change) -> Any:
     """Changes the rows of a table or a mix, many at a time, by a function of the fields by name.
 
-    `change` returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are
-    a function of seed, epoch and position, for augmentation that is the same after any resume. On the device, and for
-    the training rows only, `Trainer(augment=change)` does the same. `change` is called in the thread that trains. If it
-    has an attribute `thread_safe` that is true, other threads call it while the model trains, perhaps several at once.
+    `change` returns all the fields, for the same rows, and draws no random numbers: see `Trainer(augment=)`. It is
+    called in the thread that trains. If it has an attribute `thread_safe` that is true, other threads call it while the
+    model trains, perhaps several at once.
     """
     found = as_data(table)
     if isinstance(found, Reader):
         return found.over(map(found.table, change))
     if isinstance(found, Source):
         raise ConfigError("map() takes rows by number. A Source changes its batches where it makes them.")
-    return Augmented(found, change) if takes_draws(change) or found.augments else Mapped(found, change)
+    return Mapped(found, change)
 
 
 def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = None) -> list[Table]:
@@ -190,17 +181,8 @@ def _column(table: Table, name: str) -> Any:
     stream = table.stream(name)
     if stream.shape or stream.sequence or stream.dtype.startswith(("float", "bfloat", "complex")):
         raise DataError(f"expected a stream with one whole number for each row, got {stream}.")
-    parts = []
-    for batch in blocks_of(table):
-        _check_added("split", table, batch, name)
-        parts.append(batch[name])
+    parts = [batch[name] for batch in blocks_of(table)]
     return torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.int64)
-
-
-def _check_added(who: str, table: Table, batch: Batch, name: str) -> None:
-    """Raises if rows lack a stream that a map with draws adds on their way."""
-    if name not in batch and name in [stream.name for stream in table.streams]:
-        raise DataError(f"{who}(): a map with draws adds {name!r} on the way. Map what {who}() gives instead.")
 
 
 def _rows(who: str, rows: int, least: int) -> int:

@@ -74,7 +74,7 @@ def from_dataset(
     Dataset is then a source, in an `order` by a `seed`, that resumes exactly after any batch. `predict` reads it in the
     order of the Dataset.
 
-    A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
+    A row is to be the same whenever it is asked for: what is random belongs to `Trainer(augment=)`, which is resumed.
     """
     if collate is not None:
         return CollatedSource(Samples(dataset, names, sequences, threads, collate), order, seed)
@@ -123,7 +123,7 @@ class Samples(Table):
             rng.restore(before, _CPU)
             warnings.warn(
                 f"{self._who} draws random numbers for its samples. As a Table it is read before its rows are trained "
-                "on, so that no resume is exact. Draw them in hr.map(table, change), or pass a DataLoader of it.",
+                "on, so that no resume is exact. Draw them in Trainer(augment=f), or pass a DataLoader of it.",
                 stacklevel=_level(),
             )
 

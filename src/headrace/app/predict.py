@@ -10,7 +10,7 @@ from ..adapters.adapt import as_data
 from ..adapters.compose import map as map_rows
 from ..data.arrays import ArrayTable
 from ..data.encoding import Encoding
-from ..data.maps import Changed, unwrapped
+from ..data.maps import Mapped, unwrapped
 from ..data.reader import Reader
 from ..data.source import Table
 from ..errors import ConfigError, RunError, SourceError
@@ -72,7 +72,7 @@ def _inputs(trainer: Trainer, encoding: Encoding, mapped: bool) -> set[str]:
     return names & {path.partition(".")[0] for path in (paths.values() if isinstance(paths, Mapping) else paths)}
 
 
-def _mapped(table: Table, changes: Sequence[Changed]) -> Table:
+def _mapped(table: Table, changes: Sequence[Mapped]) -> Table:
     for changed in changes:
         table = map_rows(table, changed.change)
     return table

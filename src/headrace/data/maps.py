@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,54 +17,51 @@ from .draws import Draws
 from .encoding import Categories, Encoding
 from .fields import Field, cat, map_tensors, nbytes_of, tensors_of
 from .ragged import Ragged
-from .source import Table
+from .source import Table, check_batch
 from .views import Wrapper, blocks_of, digest, name_of
 
 Change = Callable[..., Mapping[str, Field]]
 """A function of the fields of many rows by name, and optionally of draws, which returns all new fields."""
 PROBE = 64  # rows that show what a map makes of them
+MAP, AUGMENT = "map():", "augment="
 
 
-class Changed(Wrapper):
-    """A table whose rows are changed when they are read. The streams are found by changing the first rows."""
+class Mapped(Wrapper):
+    """A table whose rows are changed by a function when they are read. The streams are those of the first rows."""
+
+    aliases = False  # the function is given copies
 
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table)
+        if takes_draws(change):
+            raise ConfigError(
+                f"map(): {name_of(change)} takes draws, which belong to the rows of a training. Give it to the "
+                "trainer, hr.Trainer(..., augment=f), or in a loop of your own to the reader, hr.Reader(table, "
+                "augment=f)."
+            )
         self.change = change
         self.encoding = replace(table.encoding, maps=(*table.encoding.maps, name_of(change)))
         self.thread_safe = table.thread_safe and getattr(change, "thread_safe", False)
+        self._lengths: dict[str, Tensor] = {}
+        with _drawing_nothing(change, MAP):
+            first = self.rows(0, min(PROBE, len(table)))
+        self.streams = tuple(first.streams)
+        self.row_bytes = nbytes_of(first.fields) / max(1, first.rows)
+        self.categories = {name: strings for name, strings in table.categories.items() if name in first.fields}
 
     streams: Sequence[Stream] = ()
     categories: Categories = MappingProxyType({})
     encoding: Encoding = Encoding()
     row_bytes = 0.0
 
-    def learn(self, first: Batch) -> None:
-        """Learns the streams from rows that have been changed."""
-        self.streams = tuple(first.streams)
-        self.row_bytes = nbytes_of(first.fields) / max(1, first.rows)
-        self.categories = {name: strings for name, strings in self.table.categories.items() if name in first.fields}
+    def take(self, indices: Tensor) -> Batch:
+        return changed(self.change, self.table.take(indices), who=MAP)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        return changed(self.change, owned(self.table.rows(start, stop)), who=MAP)
 
     def fingerprint(self) -> str:
         return digest("map", self.table.fingerprint(), name_of(self.change))
-
-
-class Mapped(Changed):
-    """A table whose rows are changed by a function when they are read, many at a time."""
-
-    aliases = False  # the function is given copies
-
-    def __init__(self, table: Table, change: Change) -> None:
-        super().__init__(table, change)
-        self._lengths: dict[str, Tensor] = {}
-        with _drawing_nothing(change):
-            self.learn(self.rows(0, min(PROBE, len(table))))
-
-    def take(self, indices: Tensor) -> Batch:
-        return changed(self.change, self.table.take(indices))
-
-    def rows(self, start: int, stop: int) -> Batch:
-        return changed(self.change, owned(self.table.rows(start, stop)))
 
     def lengths(self, stream: str) -> Tensor:
         if stream not in self._lengths:
@@ -75,40 +72,40 @@ class Mapped(Changed):
     resident = Table.resident
 
 
-class Augmented(Changed):
-    """A table whose rows are changed for the training, with random numbers that belong to the rows.
+class Augmentation:
+    """Changes the rows that a Reader reads of a table, once they are on the device, and gives the function `Draws`.
 
-    The Reader makes the change, because it knows the epoch; `take` returns the rows unchanged.
+    `count`: what a batch size counts. The function must not change the lengths of that stream.
     """
 
-    def __init__(self, table: Table, change: Change, where: Literal["host", "device"] = "host") -> None:
-        super().__init__(table, change)
-        self.augments, self._with_draws = where, takes_draws(change)
-        self.encoding = table.encoding  # other data are read without it
+    def __init__(self, change: Change, table: Table, count: str) -> None:
+        self.thread_safe = bool(getattr(change, "thread_safe", False))
+        self.name = name_of(change)
+        self._change, self._with_draws, self._count = change, takes_draws(change), count
         first = owned(table.rows(0, min(PROBE, len(table))))
-        self._lengths_before = _lengths_of(first.fields)
-        with _drawing_nothing(change):
-            self.learn(Batch(self.augment(first.fields, Draws.at(0, [(0, 0, first.rows)])), first.rows))
+        with _drawing_nothing(change, AUGMENT):
+            found = self._changed(first.fields, Draws.at(0, [(0, 0, first.rows)]))
+        self.streams = tuple(found.streams)
+        """The streams of rows that have been changed."""
 
-    def learn(self, first: Batch) -> None:
-        super().learn(first)
-        after = _lengths_of(first.fields)
-        self._kept = [name for name, lengths in self._lengths_before.items() if after.get(name) == lengths]
+    def __call__(self, fields: Mapping[str, Field], seed: int, pieces: Sequence[tuple[int, int, int]]) -> Any:
+        """The fields of these runs of positions, each given as (epoch, start, stop), changed."""
+        device = next(iter(fields.values())).device  # type: ignore[union-attr]
+        found = self._changed(fields, Draws.at(seed, pieces).to(device))
+        check_batch(found, self.streams, f"{AUGMENT} {self.name}")
+        return found.fields
 
-    def lengths(self, stream: str) -> Tensor:
-        if self.sequence(stream).name not in self._kept:
+    def _changed(self, fields: Mapping[str, Field], draws: Draws) -> Batch:
+        found = changed(self._change, Batch(fields, len(draws)), *[draws] * self._with_draws, who=AUGMENT)
+        if self._count in fields and _items(found.fields.get(self._count)) != _items(fields[self._count]):
             raise SourceError(
-                f"map(): {name_of(self.change)} changes the lengths of {stream!r}: none can count its items."
+                f"{AUGMENT} {self.name} changes the lengths of {self._count!r}, whose items a size counts."
             )
-        return self.table.lengths(stream)
-
-    def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
-        batch = Batch(self.table.augment(fields, draws), len(draws))
-        return changed(self.change, batch, *[draws] * self._with_draws).fields
+        return found
 
 
-def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
-    """A batch as a function of its fields has made it."""
+def changed(change: Change, batch: Batch, *draws: Draws, who: str) -> Batch:
+    """A batch as a function of its fields has made it; `who` calls the function, for messages."""
     try:
         with torch.no_grad():
             fields = change(dict(batch.fields), *draws)
@@ -116,14 +113,14 @@ def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-        raise SourceError(f"map(): {name_of(change)} failed on {batch!r}: {said}") from error
+        raise SourceError(f"{who} {name_of(change)} failed on {batch!r}: {said}") from error
     if not isinstance(fields, Mapping) or not fields:
         given = "no fields" if isinstance(fields, Mapping) else f"a {type(fields).__name__}"
-        raise DataError(f"map(): {name_of(change)} returned {given}. Return the fields by name: {{**fields, ...}}.")
+        raise DataError(f"{who} {name_of(change)} returned {given}. Return the fields by name: {{**fields, ...}}.")
     found = Batch(fields, cursor=batch.cursor, total=batch.total, ends_epoch=batch.ends_epoch)
     if found.rows != batch.rows:
         raise DataError(
-            f"map(): {name_of(change)} made {found.rows} rows of {batch.rows}. A map keeps rows; filter() drops some."
+            f"{who} {name_of(change)} made {found.rows} rows of {batch.rows}. Return as many rows; filter() drops some."
         )
     return found
 
@@ -138,20 +135,28 @@ def takes_draws(change: Change) -> bool:
     return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 1
 
 
-def check_rows_stay_apart(table: Table) -> None:
-    """Raises if a row that a map makes depends on other rows, as far as the first rows of the table show it."""
+def check_independent_rows(table: Table, augmentation: Augmentation | None) -> None:
+    """Raises if a row that a function makes depends on other rows, as far as the first rows of the table show it."""
+    if augmentation is not None:
+        _compare_halves(table, augmentation, f"{AUGMENT} {augmentation.name}")
     while isinstance(table, Wrapper):
-        stop = min(PROBE, len(table))
-        if isinstance(table, Mapped) and stop > 1:
-            together, apart = table.rows(0, stop), [table.rows(0, stop // 2), table.rows(stop // 2, stop)]
-            for name, field in together.fields.items():
-                one, other = tensors_of(field), tensors_of(cat([batch[name] for batch in apart]))
-                if [*map(_bits, one)] != [*map(_bits, other)]:
-                    raise ConfigError(
-                        f"map(): {name_of(table.change)} makes other bits of a row when it is given other rows with "
-                        "it, and parts= promises the same bits for any number of workers. Change each row by itself."
-                    )
+        if isinstance(table, Mapped):
+            _compare_halves(table, lambda fields, *_: fields, f"{MAP} {name_of(table.change)}")
         table = table.table
+
+
+def _compare_halves(table: Table, change: Callable[..., Any], who: str) -> None:
+    """Raises if the first rows differ when they are read, and changed, in two halves."""
+    stop = min(PROBE, len(table))
+    runs = [(0, stop), (0, stop // 2), (stop // 2, stop)] if stop > 1 else [(0, stop)]
+    together, *halves = [change(owned(table.rows(*run)).fields, 0, [(0, *run)]) for run in runs]
+    for name, field in together.items() if halves else ():
+        one, other = tensors_of(field), tensors_of(cat([half[name] for half in halves]))
+        if [*map(_bits, one)] != [*map(_bits, other)]:
+            raise ConfigError(
+                f"{who} makes other bits of a row when it is given other rows with it, and parts= promises the same "
+                "bits for any number of workers. Change each row by itself."
+            )
 
 
 def _bits(tensor: Tensor) -> bytes:
@@ -164,7 +169,7 @@ def owned(batch: Batch) -> Batch:
 
 
 def unwrapped(table: Table) -> tuple[Table, list[Mapped]]:
-    """The table below views and maps, and the maps, the innermost first, without those of training rows only."""
+    """The table below views and maps, and the maps, the innermost first."""
     changes: list[Mapped] = []
     while isinstance(table, Wrapper) and not hasattr(table, "files"):
         if isinstance(table, Mapped):
@@ -174,16 +179,17 @@ def unwrapped(table: Table) -> tuple[Table, list[Mapped]]:
 
 
 @contextmanager
-def _drawing_nothing(change: Change) -> Iterator[None]:
+def _drawing_nothing(change: Change, who: str) -> Iterator[None]:
     """Raises if a function draws from a global generator: it is called in a thread, and not again after a resume."""
     before = rng.standing()
     yield
     if rng.standing() != before:
         raise ConfigError(
-            f"map(): {name_of(change)} draws random numbers from a global generator, which no resume could repeat. "
-            "Take them from a second parameter, the draws: def change(fields, draws)."
+            f"{who} {name_of(change)} draws random numbers from a global generator, which no resume could repeat. "
+            "Take them from the draws of an augmentation: Trainer(augment=f), with def f(fields, draws)."
         )
 
 
-def _lengths_of(fields: Mapping[str, Field]) -> dict[str, list[int]]:
-    return {name: field.host_offsets.tolist() for name, field in fields.items() if isinstance(field, Ragged)}
+def _items(field: Any) -> Any:
+    """The bounds of the items of sequences, by which sizes count them."""
+    return field.host_offsets.tolist() if isinstance(field, Ragged) else None

@@ -12,6 +12,7 @@ from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
 from .encoding import Encoding
+from .maps import Change
 from .order import Order
 from .orders import BucketOrder, MixOrder
 from .reading import BY_BLOCKS, Reading
@@ -37,6 +38,8 @@ class Reader(Source):
         max_samples: the reader ends after this many rows.
         buckets: a sequence stream; the rows of a batch then have similar lengths.
         batch_size: with `buckets`, the number of rows in a batch.
+        augment: a function of the fields of many rows by name, and optionally of `Draws`, which returns all fields. It
+            is called once the rows are on the device. `Trainer(augment=)` gives it to its reader.
     """
 
     shards = True
@@ -59,6 +62,7 @@ class Reader(Source):
         max_samples: int | None = None,
         buckets: str = "",
         batch_size: int | None = None,
+        augment: Change | None = None,
     ) -> None:
         if not isinstance(table, Table):
             raise ConfigError(
@@ -85,7 +89,7 @@ class Reader(Source):
         limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * plain.n]
         end = min((limit for limit in limits if limit is not None), default=None)
         self.sized_by, self.position = count, 0
-        self.reading = Reading(table, plain, count, cross_epochs, end, marked=self._marked)
+        self.reading = Reading(table, plain, count, cross_epochs, end, self._marked, augment)
         """What stands at which position."""
 
     position: int
@@ -96,11 +100,11 @@ class Reader(Source):
     """The order in which rows are read."""
     end: int | None = forwarded("reading.end")
     """The position at which it is finished, if it ever is."""
-    streams: Sequence[Stream] = forwarded("table.streams")
+    streams: Sequence[Stream] = forwarded("reading.streams")
     encoding: Encoding = forwarded("table.encoding")
     row_bytes: float = forwarded("table.row_bytes")
     resident = forwarded("table.resident")
-    thread_safe: bool = forwarded("table.thread_safe")
+    thread_safe: bool = forwarded("reading.thread_safe")
     batches = forwarded("reading.batches")
 
     @property

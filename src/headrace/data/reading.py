@@ -7,7 +7,7 @@ nothing but the cut before it, so that batches are the same however many are ask
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -15,12 +15,13 @@ import torch
 
 from ..errors import ConfigError, SourceError
 from ..length import whole
-from .batch import Batch, Macrobatch, State
-from .draws import Draws
+from .batch import Batch, Macrobatch, State, Stream
 from .fields import Field, cat
+from .maps import Augmentation, Change
 from .order import VERSION, Indices, Order
 from .shard import WHOLE, Shard
 from .source import Cursor, Table, check_batch
+from .views import digest
 
 STRETCH = 8192  # positions whose rows are computed together, which is cheaper
 BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
@@ -44,11 +45,17 @@ class Reading:
     end: int | None = None
     marked: bool = True
     """Whether cursors hold the table's fingerprint, which those of data that are read once have no use for."""
+    augment: Change | None = None
+    """What is done to the rows on the device."""
+    augmentation: Augmentation | None = field(init=False)
     fingerprint: str = field(init=False)
     _held: dict[str, tuple[int, Indices]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", self.table.fingerprint() if self.marked else "")
+        changes = None if self.augment is None else Augmentation(self.augment, self.table, self.count)
+        object.__setattr__(self, "augmentation", changes)
+        known = self.table.fingerprint() if self.marked else ""
+        object.__setattr__(self, "fingerprint", digest("map", known, changes.name) if changes and known else known)
         if self.count != "rows" and len(self._lengths) != len(self.table):
             raise SourceError(
                 f"{type(self.table).__name__}.lengths({self.count!r}) gave {len(self._lengths)} numbers for "
@@ -59,6 +66,16 @@ class Reading:
     def rows_per_item(self) -> float:
         """How many rows an item has of what sizes count, on average."""
         return 1.0 if self.count == "rows" else len(self.table) / max(1, int(self._lengths.sum()))
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """What batches hold."""
+        return self.table.streams if self.augmentation is None else self.augmentation.streams
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether another thread may read, and change, the rows."""
+        return self.table.thread_safe and (self.augmentation is None or self.augmentation.thread_safe)
 
     def until(self, stop: int) -> "Reading":
         """The same reading, where nothing behind this position is read or computed ahead either."""
@@ -210,27 +227,12 @@ class Reading:
         return batches if odd or self.count != "rows" else batches - at % batches
 
     def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]]) -> None:
-        """Reads the rows of these runs of positions, and does to them what the table wants done."""
-        table, pieces = self.table, [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
+        """Reads the rows of these runs of positions."""
+        pieces = [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
         macrobatch.fields = self._stored(pieces) if self.order.kind == "none" else self._taken(parts, pieces)
-        macrobatch.aliases = self.order.kind == "none" and table.aliases
-        if not table.augments:
-            return
-        draws = Draws.at(self.order.seed, pieces)
-
-        def finish(fields: Mapping[str, Field]) -> Mapping[str, Field]:
-            device = next(iter(fields.values())).device  # type: ignore[union-attr]
-            found = table.augment(fields, draws.to(device))
-            if self.count != "rows" and found[self.count].items != fields[self.count].items:  # type: ignore[union-attr]
-                raise SourceError(f"a map changes the lengths of {self.count!r}, whose items a size counts.")
-            check_batch(Batch(found, len(draws)), table.streams, type(table).__name__)
-            return found
-
-        if table.augments == "device":
-            macrobatch.finish = finish
-        else:
-            macrobatch.own()  # a map may work in place
-            macrobatch.fields = finish(macrobatch.fields)
+        macrobatch.aliases = self.order.kind == "none" and self.table.aliases
+        if self.augmentation is not None:
+            macrobatch.finish = partial(self.augmentation, seed=self.order.seed, pieces=pieces)
 
     def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """A run of positions as (epoch, start, stop) within each epoch that it touches."""
@@ -265,8 +267,7 @@ class Reading:
         owner = type(self.table).__name__
         if isinstance(batch, Batch) and batch.rows != rows:
             raise SourceError(f"{owner}.take was asked for {rows} rows and gave {batch.rows}.")
-        if not self.table.augments:
-            check_batch(batch, self.table.streams, owner)
+        check_batch(batch, self.table.streams, owner)
         return batch
 
 

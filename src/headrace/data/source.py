@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,12 +18,8 @@ from torch import Tensor
 from ..errors import SourceError, unknown
 from .batch import ANY, Batch, Macrobatch, State, Stream, concat, torch_dtype
 from .encoding import Categories, Encoding
-from .fields import Field, Opaque, has_rows
+from .fields import Opaque, has_rows
 from .shard import WHOLE, Shard
-
-if TYPE_CHECKING:
-    from .draws import Draws
-
 
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 
@@ -226,12 +222,6 @@ class Table(ABC):
         self.sequence(stream)
         raise SourceError(f"{type(self).__name__} does not know the lengths of {stream!r}. Give it lengths(stream).")
 
-    def augment(self, fields: Mapping[str, Field], draws: "Draws") -> Mapping[str, Field]:
-        """What is done to rows on their way, with random numbers of their own: see `map`."""
-        return fields
-
-    augments: Literal["", "host", "device"] = ""
-    """Where `augment` does something, if it does."""
     thread_safe: bool = False
     """Whether rows may be read in several threads at once. If not, they are read in the thread that trains."""
     block: int | None = None

@@ -24,8 +24,7 @@ BLOCK = 65536  # rows looked at together where a whole table is read once
 class _Joined(Table):
     """What tables made of several tables have in common."""
 
-    def __init__(self, tables: Sequence[Table], who: str) -> None:
-        plain(tables, who)
+    def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = list(tables)
         self.thread_safe = all(table.thread_safe for table in tables)
         self.block = max((table.block for table in tables if table.block is not None), default=None)
@@ -59,7 +58,7 @@ class Concat(_Joined):
                     f"concat(): table {k} has {table.nulls} for nulls, table 0 has {first.nulls}. "
                     "Open it with nulls=first.nulls."
                 )
-        super().__init__(tables, "concat")
+        super().__init__(tables)
         self._first = first
         self._bounds = np.array([0, *accumulate(map(len, tables))])
 
@@ -119,7 +118,7 @@ class Wrapper(Table):
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.block, self.augments, self.thread_safe = table.block, table.augments, table.thread_safe
+        self.block, self.thread_safe = table.block, table.thread_safe
 
     streams: Sequence[Stream] = forwarded("table.streams")
     categories: Categories = forwarded("table.categories")
@@ -129,7 +128,6 @@ class Wrapper(Table):
     take = forwarded("table.take")
     rows = forwarded("table.rows")
     lengths = forwarded("table.lengths")
-    augment = forwarded("table.augment")
     resident = forwarded("table.resident")
     fingerprint = forwarded("table.fingerprint")
 
@@ -189,7 +187,7 @@ class Zipped(_Joined):
                         f"hr.map(table, lambda fields: {{'y': fields[{stream.name!r}]}})."
                     )
                 owner[stream.name] = k
-        super().__init__(tables, "zip")
+        super().__init__(tables)
         self.streams = [stream for table in tables for stream in table.streams]
 
     def __len__(self) -> int:
@@ -250,12 +248,6 @@ def _strings(table: Table) -> dict[str, list[str]]:
 
 def name_of(change: Callable[..., Any]) -> str:
     return getattr(change, "__qualname__", type(change).__name__)
-
-
-def plain(tables: Sequence[Table], who: str) -> None:
-    """Raises on a table with a map that is done on the way, which knows its place in one table only."""
-    if any(table.augments for table in tables):
-        raise ConfigError(f"{who}(): a table has a map with draws, or on the device. Map what {who}() gives instead.")
 
 
 def digest(*parts: object) -> str:

@@ -35,7 +35,8 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     a table about as many as make 16 MB if nothing is said. They lie together in the file: what an order by blocks goes
     by, and for Parquet what is decoded at once.
     """
-    _check_rows(data)
+    if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
+        raise ConfigError(_not_rows(data))
     target = check_target(path)
     if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
@@ -104,17 +105,6 @@ def check_place(path: Path) -> None:
 def _refused(path: Path, error: OSError) -> ConfigError:
     said = error.strerror or str(error)
     return ConfigError(f"cannot write {path}: {said}. Name a place that can be written, with room for it.")
-
-
-def _check_rows(data: Any) -> None:
-    """Raises unless this is an iterable, or a table whose rows are complete without an epoch."""
-    if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
-        raise ConfigError(_not_rows(data))
-    if isinstance(data, Table) and data.augments:
-        raise ConfigError(
-            "a map with draws, or on the device, takes effect where epochs are read, and not in a file. Write the "
-            "table without it, or the batches of an epoch: hr.write_table(hr.Feed(hr.Reader(table)), path)."
-        )
 
 
 def _warn_of_lost_strings(data: Any, path: Path) -> None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..engines.launch import launch
 from ..errors import RunError
 from ..step import config
-from ..step.arguments import source_on
 from ..store import codec, rng
 from ..store.checkpoints import Store
 from ..store.contents import TRAINER
 from ..store.run import CHECKPOINTS, METRICS, RUN, run_id
 from ..train.checkpoint import Checkpoint
+from ..train.plan import train_source
 from ..train.runs import Run
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
@@ -89,9 +89,7 @@ def changed_after(run: Path, step: int, common: Mapping[str, Any], trainer: Trai
         return False
     known = {name: value for name, value in trainer.resume_settings.items() if name in found}
     wrong = config.differences({name: found[name] for name in known}, known)
-    source = source_on(
-        train, trainer.device, "train", trainer.order, trainer.seed, resumes=True, augment=trainer.augment
-    )
+    source = train_source(trainer, train, resumes=True)
     if prints[1] is not None and _fingerprint(source.state_dict()) != prints[1]:
         wrong.append("the data are not those that it went on with")
     if wrong:

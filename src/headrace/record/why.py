@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ..data.batch import Batch
 from ..data.reader import Reader
 from ..loss.objective import Objective, Supervised, terms_of
-from ..step.arguments import source_on
 from ..store import disk, rng
 from ..store.named import run_path, url_of
 from ..store.place import WHY
+from ..train.plan import train_source
 from ..train.trainer import Trainer
 from ..workers.here import here
 from .replay import advance, replaying
@@ -196,8 +196,8 @@ def _worst(rows: Sequence[Row]) -> list[int]:
 
 def _look_ahead(found: Why, record: Record, before: _Before, trainer: Trainer, train: Any, ahead: int) -> None:
     """The losses of the update and of those after it, by a plain loop on copies, with the worst rows and without."""
-    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, augment=trainer.augment)
-    if not isinstance(source, Reader) or source.table.augments:  # the rows of a table are not those of an update
+    source = train_source(trainer, train)
+    if not isinstance(source, Reader) or source.reading.augment is not None:  # updates had other rows than the table
         return
     objective, places = next(iter(trainer.objectives.values())), record.places(train)
     device, standing = trainer.device, rng.capture(trainer.device)

@@ -36,7 +36,6 @@ class Weightless(Table):
         self.thread_safe, self.block = table.thread_safe, table.block
 
     streams, encoding, categories = (forwarded(f"_table.{name}") for name in ("streams", "encoding", "categories"))
-    augments, augment = (forwarded(f"_table.{name}") for name in ("augments", "augment"))
 
     def __len__(self) -> int:
         return len(self._table)

@@ -16,7 +16,7 @@ from ..adapters.samples import hugging_kind
 from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding
-from ..data.maps import Augmented, owned
+from ..data.maps import owned
 from ..data.reader import Reader, ReaderOfOnePass
 from ..data.source import Source, Table
 from ..data.views import OnDevice
@@ -49,7 +49,7 @@ def source_on(
     `resumes`: its place is saved with a run, with the fingerprint of the data, which takes time for large ones.
 
     Where batches of the training data, `like`, count items, those of this table do so too. Files and frames are read
-    as those data were whose `encoding` is given. `augment` changes the rows of a training once they are on the device.
+    as those data were whose `encoding` is given. `augment` is that of the reader.
     """
     try:
         table = as_data(data, encoding if like is None else like.encoding)
@@ -57,22 +57,22 @@ def source_on(
             if augment is not None:
                 raise ConfigError(
                     f"augment= changes rows that the trainer reads by number, and the {name} data are a "
-                    f"{type(table).__name__}. Change its batches where it makes them; of a Reader hr.map(reader, f)."
+                    f"{type(table).__name__}. Give it to a Reader, hr.Reader(table, augment=f), or hr.mix(..., "
+                    "augment=f); of another source change the batches where it makes them."
                 )
             return table
         if not len(table):
             raise DataError("they have no rows, and there is nothing to read.")
     except DataError as error:
         raise type(error)(f"the {name} data: {error}") from None
-    if device.type == "cuda" and table.resident(torch.device("cpu")) and not table.augments:
+    if device.type == "cuda" and table.resident(torch.device("cpu")):
         free, _ = torch.cuda.mem_get_info(device)
         if len(table) * table.row_bytes <= RESIDENT_SHARE * free:
             table = OnDevice(table, device)
     count = "rows" if like is None else like.sized_by
     kind = Reader if resumes else ReaderOfOnePass
-    if augment is not None:
-        table = Augmented(table, augment, "device")
-    return kind(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
+    count = count if count in [stream.name for stream in table.streams] else "rows"
+    return kind(table, order, seed, count=count, augment=augment)
 
 
 def batch_for(model: nn.Module, batch: Any) -> Batch:
@@ -87,8 +87,6 @@ def batch_for(model: nn.Module, batch: Any) -> Batch:
     known = encoding_of(model)
     table = as_table(batch, known)
     check.same_encoding(known, table.encoding, "batch")
-    if table.augments:
-        raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
     if known is None:
         remember_encoding(model, table.encoding)
     rows = table.rows(0, len(table))

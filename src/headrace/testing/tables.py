@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch, Stream
-from ..data.draws import Draws
-from ..data.fields import cat
 from ..data.ragged import Ragged
 from ..data.source import Table, check_batch
 from ..errors import SourceError
@@ -27,7 +25,6 @@ PROMISES = {
     "fingerprint": "the same rows have the same fingerprint",
     "threads": "with thread_safe, several other threads may read it at once",
     "categories": "the numbers of a stream with categories are indices of them",
-    "augment": "augment changes a row in the same way in any batch",
 }
 ROUNDS = 20  # how often several threads take at once
 
@@ -53,7 +50,6 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
         tried.kept()
         tried.categories()
         tried.threads()
-        tried.augments()
 
     return trial.run(work)
 
@@ -86,9 +82,6 @@ class _Tried:
         trial.that("declared", table.block is None or table.block > 0, "block", "rows, or None", table.block)
         told = trial.call("declared", "row_bytes", lambda: table.row_bytes)
         trial.that("declared", told >= 0, "row_bytes", "a number of bytes", told)
-        trial.that(
-            "declared", table.augments in ("", "host", "device"), "augments", "'', 'host' or 'device'", table.augments
-        )
         trial.equal("declared", self.rows, len(table), "len, asked again")
         trial.equal("streams", self.streams, list(table.streams), "streams, asked again")
 
@@ -153,8 +146,6 @@ class _Tried:
         batch = self.take(torch.arange(self.rows), "all rows")
         for name, strings in found.items():
             trial.that("categories", name in names, "categories", f"streams of {names}", name)
-            if name not in batch:
-                continue  # augment makes it
             codes: Any = batch[name].values if isinstance(batch[name], Ragged) else batch[name]
             highest = int(codes.max()) if len(codes) else -1
             trial.that(
@@ -180,25 +171,8 @@ class _Tried:
                 "threads", not wrong, "take in two threads at once", "the same rows", f"others in take {wrong[:1]}"
             )
 
-    def augments(self) -> None:
-        """What is done to rows on their way gives the declared streams, and to each row the same in any company."""
-        trial, n = self._trial, self.rows
-        if not self.table.augments:
-            trial.skip("augment", "there is nothing done to rows")
-            return
-        parts = []
-        for start, stop in ((0, n), (0, n // 2), (n // 2, n)):
-            fields = self.take(torch.arange(start, stop), f"rows {start} to {stop}").fields
-            made = trial.call("augment", "augment", self.table.augment, fields, Draws.at(0, [(0, start, stop)]))
-            self._declares(Batch(made, stop - start), f"augment of rows {start} to {stop}")
-            parts.append(made)
-        joined = {name: cat([part[name] for part in parts[1:]]) for name in parts[0]}
-        kept = rows_of(parts[0], n) == rows_of(joined, n)
-        trial.that("augment", kept, "in two parts", shown(parts[0]), shown(joined))
-
     def _checked(self, batch: Any, rows: int, what: str) -> Batch:
-        if not self.table.augments:  # else the declared streams are those that augment makes
-            self._declares(batch, what)
+        self._declares(batch, what)
         self._trial.equal("take" if what.startswith("take") else "rows", rows, batch.rows, f"{what}, number of rows")
         held: Batch = batch
         return held

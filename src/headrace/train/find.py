@@ -21,9 +21,10 @@ from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory
 from ..length import whole
 from ..step import check
-from ..step.arguments import groups_of, put_rate, shares_of, source_on
+from ..step.arguments import groups_of, put_rate, shares_of
 from ..store import rng
 from ..workers.here import here
+from .plan import train_source
 
 FEWEST = 10  # updates that show anything
 WARM, TIMED = 2, (3, 50)  # updates that are not timed, and those that are: at least and at most
@@ -194,7 +195,7 @@ def _copied(trainer: Any, data: Any) -> Iterator[tuple[Any, Source]]:
         stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
         for generator in generators_of(data):
             stack.callback(generator.set_state, generator.get_state())
-        source = source_on(data, trainer.device, "train", trainer.order, trainer.seed, augment=trainer.augment)
+        source = train_source(trainer, data)
         if source.state_dict() is None:
             warnings.warn(f"{source.title} has no state_dict: what is read now is not read again.", stacklevel=4)
         stack.enter_context(rewound(source))

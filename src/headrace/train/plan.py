@@ -86,6 +86,12 @@ def rows_of(source: Source) -> int | None:
     return None if source.own_size else source.batches(1)
 
 
+def train_source(trainer: Trainer, data: Any, resumes: bool = False) -> Source:
+    """The data that are trained on, as a source whose rows are augmented: for a run that `resumes`, or for one pass."""
+    device, order, seed = trainer.device, trainer.order, trainer.seed
+    return source_on(data, device, "train", order, seed, resumes=resumes, augment=trainer.augment)
+
+
 def scored_sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:
     """The data to be scored as sources: none, one, or several sets by name."""
     sets = {} if data is None else data_sets(data, name, train.streams)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.maps import check_rows_stay_apart
+from ..data.maps import check_independent_rows
 from ..data.reader import Reader
 from ..errors import ConfigError
 from ..length import Counters, Length, interval, limits
 from ..step import check
-from ..step.arguments import source_on
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
@@ -22,7 +21,7 @@ from ..workers.synchronous import join
 from .at_center import AtCenter
 from .checkpointer import Checkpointer
 from .loop import Loop
-from .plan import Plan, all_callbacks, scored_sources
+from .plan import Plan, all_callbacks, scored_sources, train_source
 from .runs import Run
 from .schedule import interval_of
 from .threads import ThreadHint
@@ -64,11 +63,9 @@ def make_loop(
     workers = trainer.workers
     run = Run.of(run)
     checkpointer = Checkpointer(workers.strategy, run)
-    source = source_on(
-        train, trainer.device, "train", trainer.order, trainer.seed, resumes=True, augment=trainer.augment
-    )
+    source = train_source(trainer, train, resumes=True)
     if trainer.strategy.parts and isinstance(source, Reader):
-        check_rows_stay_apart(source.table)
+        check_independent_rows(source.table, source.reading.augmentation)
     bounds = limits(epochs, steps, samples, minutes)
     source = workers.source(source, trainer.batch_sizes.first, bounds)
     if not workers.leads:

@@ -79,7 +79,7 @@ def _contents(name: str, source: Source, comm: Comm) -> str:
         if comm.leader:
             warnings.warn(
                 f"the {name} data: rows that are read twice differ, so it cannot be checked that all workers have the "
-                "same. Draw random numbers in hr.map(table, change).",
+                "same. Draw random numbers in Trainer(augment=f).",
                 stacklevel=2,
             )
         rows = []

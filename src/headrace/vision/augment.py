@@ -20,7 +20,7 @@ IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bb
 
 
 class Augment:
-    """Changes images at random, differently in each epoch: `hr.map(table, vision.Augment(turn=15))`.
+    """Changes images at random, differently in each epoch: `Trainer(augment=vision.Augment(turn=15))`.
 
     Masks, pixel weights and boxes move with the image. The random numbers belong to the rows: a repeated or resumed
     training draws the same ones.
