@@ -273,12 +273,25 @@ def test_streams_in_another_order_than_before_are_no_other_arguments_in_silence(
     trainer.fit({"left": X, "right": X + 1, "y": Y}, epochs=1, progress=False)
     other = {"right": X + 1, "y": Y, "left": X}
     if inputs is None:
-        with pytest.raises(hr.DataError, match=r"streams left, right, by their order, and .* as right, left"):
+        with pytest.raises(
+            hr.DataError, match=r"streams left, right, by their order, and .* as right, left"
+        ):
             getattr(trainer, use)(other)
     else:
         getattr(trainer, use)(other)
     expected = model(X, X + 1).detach()
     assert torch.allclose(trainer.predict({"left": X, "right": X + 1}), expected)
+
+
+def test_validation_data_with_streams_in_another_order_are_refused_before_the_first_update() -> None:
+    model = Pair()
+    trainer = hr.Trainer(model, hr.CrossEntropy() + hr.L2Prior(0.1), momentum(model), batch_size=BATCH)
+    train, other = {"left": X, "right": X + 1, "y": Y}, {"right": X + 1, "left": X, "y": Y}
+    refused = r"streams left, right, by their order, and the val data have them as right, left"
+    for val, error in ((other, refused), ({"clean": train, "other": other}, refused.replace("val", "val/other"))):
+        with pytest.raises(hr.DataError, match=error):
+            trainer.fit(train, val=val, epochs=1, progress=False)
+    assert trainer.updates.count == 0
 
 
 def test_streams_may_have_another_order_after_one_that_the_model_has_refused() -> None:

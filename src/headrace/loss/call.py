@@ -41,7 +41,8 @@ class Call:
             inputs = [name for name in names if name not in self.targets]
             if not inputs:
                 raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
-            self._check_order(inputs)
+            for known in self.known:
+                self.check_order(known, names)
         else:
             inputs = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         paths = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
@@ -55,15 +56,14 @@ class Call:
             return lambda model, batch: model(batch.fields[only])
         return lambda model, batch: model(*[_view(batch, path) for path in paths])
 
-    def _check_order(self, inputs: Sequence[str]) -> None:
-        """Raises if streams that the model got before come in another order, as they do from another dict."""
-        for names in self.known:
-            before = [name for name in names if name not in self.targets]
-            if before != inputs and sorted(before) == sorted(inputs):
-                raise DataError(
-                    f"the model got the streams {', '.join(before)}, by their order, and these data have them as "
-                    f"{', '.join(inputs)}. Give them in the same order, or say inputs={before}."
-                )
+    def check_order(self, known: Sequence[str], names: Sequence[str], data: str = "these") -> None:
+        """Raises if the model gets known streams by their order, and others come in another, as from another dict."""
+        before, inputs = ([name for name in each if name not in self.targets] for each in (known, names))
+        if self.inputs is None and before != inputs and sorted(before) == sorted(inputs):
+            raise DataError(
+                f"the model gets the streams {', '.join(before)}, by their order, and {data} data have them as "
+                f"{', '.join(inputs)}. Give them in the same order, or say inputs={before}."
+            )
 
 
 def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:

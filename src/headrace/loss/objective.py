@@ -100,6 +100,9 @@ class Objective(ABC):
         `columns` are the streams that are completely in memory, by the name of their data set.
         """
 
+    def check_order(self, streams: Sequence[str], others: Sequence[str], data: str) -> None:
+        """Called before a training: raises if the streams of other data would reach the model in another order."""
+
     def __add__(self, other: Loss | Sum) -> "Objective":
         return WithTerms(self, as_list(other)) if isinstance(other, Loss | Sum) else NotImplemented
 
@@ -207,6 +210,9 @@ class Supervised(Objective):
         self.call.way(names)
         self._columns = columns
 
+    def check_order(self, streams: Sequence[str], others: Sequence[str], data: str) -> None:
+        self.call.check_order(streams, others, data)
+
     def compared(self) -> list[str]:
         """The streams that the terms compare with or weigh by."""
         return self._data_terms.streams
@@ -272,6 +278,9 @@ class WithTerms(Objective):
 
     def measured(self, name: str, target: str) -> Compared:
         return self.objective.measured(name, target)
+
+    def check_order(self, streams: Sequence[str], others: Sequence[str], data: str) -> None:
+        self.objective.check_order(streams, others, data)
 
     def unclear(self) -> str:
         return self.objective.unclear()

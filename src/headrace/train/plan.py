@@ -75,8 +75,14 @@ class Plan:
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
+            for name, source in self.scored.items():
+                objective.check_order(_names(self.train), _names(source), f"the {name}")
         for scored in (objectives, scorers) if metrics else ():
             check.measurable(scored, self.train.streams, trainer.target, metrics.parts)
+
+
+def _names(source: Source) -> list[str]:
+    return [stream.name for stream in source.streams]
 
 
 def rows_of(source: Source) -> int | None:

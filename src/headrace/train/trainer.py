@@ -305,7 +305,8 @@ class Trainer:
 
     @one_thread
     def predict(self, data: Any, *, batch_size: int | None = None, callbacks: Sequence[Callback] = ()) -> Any:
-        """What the model returns for every row, in the order of the data, on the host; `callbacks` as in `validate`."""
+        """What the model returns for every row, on the host; `callbacks` as in `validate`. Rows are in the order of the
+        data; a Reader, a mix or a loader that shuffles gives them in its own order."""
         self.find_workers()
         return passes.predict(self, data, batch_size, callbacks)
 
