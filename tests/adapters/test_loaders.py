@@ -295,7 +295,10 @@ def test_a_loader_that_stacks_rows_declares_their_shape() -> None:
         ([torch.tensor(1.0)], "'x' is a single number, not rows.*batch_size"),
         ([{"x": torch.zeros(2), "name": [None, "b"]}], "'name' is a list of NoneType"),
         ([(torch.zeros(2), torch.zeros(3))], "'x' has 2, 'y' has 3 rows"),
-        ([{"x": torch.zeros(2)}, {"y": torch.zeros(2)}], r"list \(x\) gave a batch with the streams \['y'\] only"),
+        (
+            [{"x": torch.zeros(2)}, {"y": torch.zeros(2)}],
+            r"list \(x\) declares stream 'x', which is missing in a batch with \['y'\]",
+        ),
         ([torch.zeros(2), torch.zeros(2).long()], r"list \(x\): expected x: float32\[\], got x: int64\[\]"),
         ([torch.zeros(2), torch.zeros(0)], r"list \(x\) gave a batch without rows"),
         (DataLoader(Samples(), 30, drop_last=True), "22 rows do not fill a batch of 30"),

@@ -273,9 +273,7 @@ def test_streams_in_another_order_than_before_are_no_other_arguments_in_silence(
     trainer.fit({"left": X, "right": X + 1, "y": Y}, epochs=1, progress=False)
     other = {"right": X + 1, "y": Y, "left": X}
     if inputs is None:
-        with pytest.raises(
-            hr.DataError, match=r"streams left, right, by their order, and .* as right, left"
-        ):
+        with pytest.raises(hr.DataError, match=r"streams left, right, by their order, and .* as right, left"):
             getattr(trainer, use)(other)
     else:
         getattr(trainer, use)(other)

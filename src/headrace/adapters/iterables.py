@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream
 from ..data.fields import Field, Pieces
 from ..data.shard import WHOLE, Shard
-from ..data.source import Source, check_names, part_of
+from ..data.source import Source, check_batch, check_names, part_of
 from ..errors import ConfigError, SourceError
 from ..length import whole
 from ..store import rng
 from ..store.codec import decode, encode
-from .iterable_facts import expect, generators_of, has_exact_state, length_of, lost_at_resume, parts_of, stateful_parts
-from .loader_workers import failure_of, noticed_when_awaited
+from . import loaders
 from .samples import Names, collated, fields_of, hugging_kind
 
 _CPU = torch.device("cpu")
@@ -49,21 +48,21 @@ class Iterated(Source):
     _unit = "batches"
 
     def __init__(self, data: Iterable[Any], names: Names, streams: Sequence[Stream] | None) -> None:
-        for part in parts_of(data):
+        for part in loaders.parts_of(data):
             if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
                 raise ConfigError(
                     f"this {type(part).__name__} gives each worker a share of the rows, and headrace shares out every "
                     "batch by itself. Use a plain sampler, or the whole data set."
                 )
-        self._data, self._names, self._length = data, None if names is None else tuple(names), length_of(data)
+        self._data, self._names, self._length = data, None if names is None else tuple(names), loaders.length_of(data)
         self._name = self._who = type(data).__name__
         if isinstance(data, DataLoader):
             self._name = self._who = f"{type(data).__name__} of {type(data.dataset).__name__}"
-        self._exact = has_exact_state(data)
+        self._exact = loaders.has_exact_state(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         self._sized = by_number and self._length is not None  # what it says of its length can be relied on
-        self._generating = generators_of(data)
+        self._generating = loaders.generators_of(data)
         self._made = self._compared_settings()
         self._pass: Iterator[Any] | None = None
         self._held: list[Any] = []  # an item that was pulled ahead
@@ -87,7 +86,7 @@ class Iterated(Source):
         found = f"by replay: the epoch of the {self._name} begins again, and the batches that were used are dropped"
         if self._exact:
             found = f"exactly, after any batch, by the {self._name}'s own state"
-        return f"{found}; {lost}" if (lost := lost_at_resume(self._data, self._exact)) else found
+        return f"{found}; {lost}" if (lost := loaders.lost_at_resume(self._data, self._exact)) else found
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch:
         items, ended = self._pull(self._count(size))
@@ -143,7 +142,7 @@ class Iterated(Source):
             first = self._held[0]
         else:
             before, generators = rng.capture(_CPU), self._generator_states()
-            parts = [(part, part.state_dict()) for part in stateful_parts(self._data)]
+            parts = [(part, part.state_dict()) for part in loaders.stateful_parts(self._data)]
             self._pass = self._new_pass()
             first = self._next()
             self._end_pass()
@@ -174,7 +173,7 @@ class Iterated(Source):
                 ) from None
             return _END
         except Exception as error:
-            why = failure_of(error, self._pass)
+            why = loaders.failure_of(error, self._pass)
             self._end_pass(failed=True)
             self.waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
             raise SourceError(
@@ -227,11 +226,11 @@ class Iterated(Source):
         rng.restore(before, _CPU)
 
     def _new_pass(self) -> Iterator[Any]:
-        for part in parts_of(self._data):
+        for part in loaders.parts_of(self._data):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(self._epoch)
         try:
-            return noticed_when_awaited(iter(self._data))
+            return loaders.noticed_when_awaited(iter(self._data))
         except Exception as error:
             raise SourceError(
                 f"{self._who} cannot begin epoch {self._epoch}: {type(error).__name__}: {error}"
@@ -344,8 +343,10 @@ class LoaderSource(Iterated):
     def pull(self, size: int, shard: Shard = WHOLE) -> Batch:
         declared = self.streams
         batch = self.next_batch(size)
+        if not batch.rows:
+            raise SourceError(f"{self._who} gave a batch without rows.")
         for part in batch.split(batch.rows):
-            expect(part, declared, self._who)
+            check_batch(part, declared, self._who)
         if shard.count > 1:
             if self.accumulate > 1:
                 raise ConfigError("accumulate= is for one worker, and there are several. Leave it out.")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..adapters.iterable_facts import generators_of
+from ..adapters.loaders import generators_of
 from ..arena.joint import parts_of
 from ..data.reader import rewound
 from ..data.source import Source

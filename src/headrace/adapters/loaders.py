@@ -1,16 +1,16 @@
-"""What can be found out about an iterable of others: its parts, its state, its length."""
+"""What can be found out about an iterable of others: its parts, its state, its length, and why its workers failed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import wait
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..data.batch import Batch, Stream, torch_dtype
-from ..data.fields import Field, has_rows
-from ..errors import SourceError
 from .samples import hugging_kind
+
+EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
 
 @runtime_checkable
@@ -92,26 +92,23 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def is_like(field: Field, declared: Stream) -> bool:
-    """Whether it is a field of this stream, but for the sizes of its dimensions."""
-    if isinstance(field, Tensor):  # nearly always
-        dense = not declared.sequence and declared.layout == "dense"
-        return dense and field.dtype == torch_dtype(declared.dtype) and field.dim() == len(declared.shape) + 1
-    if not has_rows(field):
-        return True
-    kinds = [(s.dtype, s.layout, s.sequence, len(s.shape)) for s in (Stream.of(declared.name, field), declared)]
-    return kinds[0] == kinds[1]
+def noticed_when_awaited(current: Any) -> Iterator[Any]:
+    """A pass over data, in which a death is noticed where a batch is awaited: torch would raise in whatever is done."""
+    if getattr(current, "_worker_pids_set", False):
+        _remove_worker_pids(id(current))
+        current._worker_pids_set = False
+    found: Iterator[Any] = current
+    return found
 
 
-def expect(batch: Batch, declared: Sequence[Stream], who: str) -> None:
-    """Raises on a batch of a loader that is not like those before it."""
-    if not batch.rows:
-        raise SourceError(f"{who} gave a batch without rows.")
-    for stream in declared:
-        if stream.name not in batch.fields:
-            raise SourceError(f"{who} gave a batch with the streams {list(batch.fields)} only.")
-        if not is_like(batch.fields[stream.name], stream):
-            raise SourceError(
-                f"{who}: expected {stream}, got {Stream.of(stream.name, batch[stream.name])}. "
-                "The batches of a loader agree in streams, dtypes and dimensions."
-            )
+def failure_of(error: Exception, current: Any) -> str:
+    """Says why a pass has failed: a worker that ends closes its connections first, and torch may look too soon."""
+    states = zip(getattr(current, "_workers", ()), getattr(current, "_workers_status", ()), strict=False)
+    workers = {each.sentinel: each for each, in_use in states if in_use and isinstance(error, OSError | EOFError)}
+    gone = [workers[end] for end in wait([*workers], EXIT_S if workers else 0)]
+    for worker in gone:
+        worker.join(EXIT_S)  # otherwise it may have no exit code yet
+    if gone:
+        said = "; ".join(f"{worker.pid}, exit code {worker.exitcode}" for worker in gone)
+        return f"a DataLoader worker exited unexpectedly (process {said})"
+    return f"{type(error).__name__}: {error}"
