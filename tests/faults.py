@@ -337,8 +337,8 @@ DATA = [
     ),
     _fault(
         "a feed that is left forgets where its source stood",
-        "            self.source.load_state_dict(cursor)\n        self._left.clear()",
-        "            pass\n        self._left.clear()",
+        "            self.source.load_state_dict(cursor)\n        self._remaining.clear()",
+        "            pass\n        self._remaining.clear()",
         "data/test_feed.py",
     ),
     _fault(

@@ -24,7 +24,7 @@ _UNITS = {
 }
 
 
-def whole(value: Any, least: int = 1) -> int | None:
+def as_count(value: Any, least: int = 1) -> int | None:
     """A whole number that is no less than this, be it Python's or NumPy's; `None` of anything else."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         return None

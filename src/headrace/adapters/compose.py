@@ -18,7 +18,7 @@ from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of
 from ..errors import ConfigError, DataError
-from ..length import Length, Points, whole
+from ..length import Length, Points, as_count
 from .adapt import as_data, as_table
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -79,7 +79,7 @@ def _rows_until(epoch: int, batch_size: int | None, crosses: bool, point: Length
     count = int(point.count)
     if point.unit != "steps":
         return count * (epoch if point.unit == "epochs" else 1)
-    if (size := whole(batch_size)) is None:
+    if (size := as_count(batch_size)) is None:
         raise ConfigError(f"mix(): weights= from '{point}' on needs the rows of a step, as in batch_size=32.")
     if crosses:
         return count * size
@@ -94,7 +94,7 @@ def pack(data: Any, length: int, stream: str, *, fill: Mapping[str, float] | Non
     `{"labels": -100}`. Three streams are added: `positions`, the position in each sequence; `segments`, the number of
     the sequence in its row, from 1 on, and 0 in the padding; and `mask`, true where there is a sequence.
     """
-    if not (size := whole(length)):
+    if not (size := as_count(length)):
         raise ConfigError(f"pack(): length= is a whole number above 0, got {length!r}.")
     return PackedTable(as_table(data), stream, size, fill or {})
 
@@ -186,6 +186,6 @@ def _column(table: Table, name: str) -> Any:
 
 
 def _rows(who: str, rows: int, least: int) -> int:
-    if (found := whole(rows, least)) is None:
+    if (found := as_count(rows, least)) is None:
         raise ConfigError(f"{who}() takes a number of rows, at least {least}, got {rows!r}.")
     return found

@@ -18,7 +18,7 @@ from ..data.fields import Field, Pieces
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source, check_batch, check_names, part_of
 from ..errors import ConfigError, SourceError
-from ..length import whole
+from ..length import as_count
 from ..store import rng
 from ..store.codec import decode, encode
 from . import loaders
@@ -65,7 +65,7 @@ class Iterated(Source):
         self._generating = loaders.generators_of(data)
         self._made = self._compared_settings()
         self._pass: Iterator[Any] | None = None
-        self._held: list[Any] = []  # an item that was pulled ahead
+        self._pulled_ahead: list[Any] = []  # an item that was pulled ahead
         self._rewound = False  # whether an epoch has been begun in its middle, by a state of the data's own
         self._epoch = self._given = 0  # where it stands: the epoch, and how many of its items have been given
         self._random: State | None = None  # those that the epoch began with, once it has
@@ -128,7 +128,7 @@ class Iterated(Source):
             self._own = {"json": own, "tensors": tensors, "generators": self._generator_states()}
         if not ended and not (self._sized and self._given != self._length):
             ended = (item := self._next()) is _END
-            self._held = [] if ended else [item]
+            self._pulled_ahead = [] if ended else [item]
         if ended:
             self._end_pass()
             self._epoch, self._given = self._epoch + 1, 0
@@ -138,8 +138,8 @@ class Iterated(Source):
     def _peek(self) -> Any:
         """The first item of an epoch, without a trace: the random numbers and the state are put back."""
         if self._once:
-            self._held = self._held or [self._next()]
-            first = self._held[0]
+            self._pulled_ahead = self._pulled_ahead or [self._next()]
+            first = self._pulled_ahead[0]
         else:
             before, generators = rng.capture(_CPU), self._generator_states()
             parts = [(part, part.state_dict()) for part in loaders.stateful_parts(self._data)]
@@ -155,8 +155,8 @@ class Iterated(Source):
 
     def _next(self) -> Any:
         """The next item, or `_END`."""
-        if self._held:
-            return self._held.pop()
+        if self._pulled_ahead:
+            return self._pulled_ahead.pop()
         if self._pass is None:
             self._begin()
         return self._fetch()
@@ -238,7 +238,7 @@ class Iterated(Source):
 
     def _end_pass(self, failed: bool = False) -> None:
         """Forgets what was given ahead, and ends the worker processes, unless they stay for the next epoch."""
-        current, self._pass, self._held = self._pass, None, []
+        current, self._pass, self._pulled_ahead = self._pass, None, []
         stay = getattr(self._data, "persistent_workers", False) and not failed
         if not stay and (end := getattr(current, "_shutdown_workers", None)) is not None:
             end()
@@ -325,7 +325,7 @@ class LoaderSource(Iterated):
         streams: Sequence[Stream] | None = None,
         accumulate: int = 1,
     ) -> None:
-        if (count := whole(accumulate)) is None:
+        if (count := as_count(accumulate)) is None:
             raise ConfigError(f"accumulate= is a number of the loader's batches, 1 or more; got {accumulate!r}.")
         super().__init__(loader, names, streams)
         self.accumulate = count

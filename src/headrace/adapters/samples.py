@@ -22,7 +22,7 @@ from ..data.shard import WHOLE, Shard
 from ..data.source import Table, forwarded
 from ..data.views import Concat, View
 from ..errors import ConfigError, DataError, HeadraceError, SourceError
-from ..length import whole
+from ..length import as_count
 from ..store import rng
 
 AT_ONCE = 512  # samples collated together: so few are still in the processor's cache when they are
@@ -109,7 +109,7 @@ class Samples(Table):
         threads: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if not whole(threads):
+        if not as_count(threads):
             raise ConfigError(f"threads= is how many rows are read at the same time, from 1 on, got {threads!r}.")
         self.dataset, self._names, self._sequences, self._threads = dataset, names, tuple(sequences), threads
         self.thread_safe, self._collate = threads > 1, collate
@@ -194,9 +194,9 @@ class CollatedSource(SourceWrapper):
         """The same samples as they stand in the dataset, from the first on."""
         return CollatedSource(self._samples, "none", 0)
 
-    def apart(self) -> "CollatedSource":
+    def independent_reader(self) -> "CollatedSource":
         found = copy.copy(self)
-        found._source = self._source.apart()
+        found._source = self._source.independent_reader()
         return found
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:

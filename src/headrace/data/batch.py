@@ -116,7 +116,7 @@ class Batch:
 
     __slots__ = (
         *("_share", "_tells_total", "cursor", "ends_epoch", "fields", "part", "rows", "samples", "total"),
-        "whole",
+        "macrobatch",
     )
 
     def __init__(
@@ -138,7 +138,7 @@ class Batch:
         self._share = share
         self.part = 0
         """Its number, if it is one of the parts that a batch was cut into."""
-        self.whole: Mapping[str, Field] | None = None
+        self.macrobatch: Mapping[str, Field] | None = None
         """The fields of the macrobatch that this is a view of, if it is one of several."""
 
     def __getitem__(self, stream: str) -> Any:
@@ -239,7 +239,7 @@ class Macrobatch:
     aliases: bool = False
     """Whether the fields may be views of memory that the table or source keeps."""
 
-    def own(self, device: torch.device | None = None) -> None:
+    def copy_if_shared(self, device: torch.device | None = None) -> None:
         """Copies fields that are views of memory that others keep: a model may write into a batch.
 
         Only those on `device`, if one is named: others are copied when they are moved there.
@@ -261,12 +261,12 @@ class Macrobatch:
         batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
         batches[-1].ends_epoch = self.ends_epoch
         for batch in batches if len(batches) > 1 else []:
-            batch.whole = self.fields
+            batch.macrobatch = self.fields
         return batches
 
     def only(self) -> Batch:
         """The one minibatch that this holds, with nothing left to be done to it."""
-        self.own()
+        self.copy_if_shared()
         if self.finish is not None:
             self.fields = self.finish(self.fields)
         return self.batches()[0]

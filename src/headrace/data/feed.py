@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from ..errors import ConfigError, SourceError
-from ..length import Counters, whole
+from ..length import Counters, as_count
 from .batch import Batch, Macrobatch, State
 from .shard import WHOLE, Shard
 from .source import Source, check_names
@@ -90,8 +90,8 @@ class Feed:
         """Whether the source has said that it is finished, and is to be rewound."""
         self._once, self._waiting = once, waiting
         self._stager = self._choose_stager()
-        self._left: deque[Batch] = deque()  # what has not been given yet of the macrobatch being read
-        self._given: State | None = None  # the cursor of the batch given last
+        self._remaining: deque[Batch] = deque()  # what has not been given yet of the macrobatch being read
+        self._cursor: State | None = None  # the cursor of the batch given last
         self._ended = True  # whether that batch ended an epoch
         self._failed = False  # whether a macrobatch was awaited and has not come
 
@@ -111,18 +111,18 @@ class Feed:
             self.close()
         if self._ended:
             self.macrobatch, self.finished, self._ended = 0, False, False
-        while self._left or (not self._ended and self._stage()):
+        while self._remaining or (not self._ended and self._stage()):
             yield self.take()
 
     @property
     def staged(self) -> Batch | None:
         """The batch that `take` gives, if it has been read already."""
-        return self._left[0] if self._left else None
+        return self._remaining[0] if self._remaining else None
 
     def take(self) -> Batch:
         """The next batch, which is `staged`."""
-        batch = self._left.popleft()
-        self._given, self.ends_macrobatch, self._ended = batch.cursor, not self._left, batch.ends_epoch
+        batch = self._remaining.popleft()
+        self._cursor, self.ends_macrobatch, self._ended = batch.cursor, not self._remaining, batch.ends_epoch
         if self._own is not None:
             self._own.samples += batch.total
             self._own.epochs += batch.ends_epoch
@@ -138,7 +138,7 @@ class Feed:
             return False
         self.macrobatch += 1
         self.finished, self.ends_macrobatch = macrobatch.finishes, False
-        self._left.extend(macrobatch.batches())
+        self._remaining.extend(macrobatch.batches())
         return True
 
     def close(self) -> None:
@@ -151,11 +151,11 @@ class Feed:
         if self.source.state_dict() is None:
             return
         self._stager.forget()
-        cursor = self._given or began
+        cursor = self._cursor or began
         if cursor is not None and (began is not None or self._failed or not self._ended):  # else nothing was read ahead
             self.source.load_state_dict(cursor)
-        self._left.clear()
-        self._given, self._ended, self._failed = None, True, False
+        self._remaining.clear()
+        self._cursor, self._ended, self._failed = None, True, False
 
     def __enter__(self) -> "Feed":
         return self
@@ -167,7 +167,7 @@ class Feed:
         """How much to stage together, of what a size counts."""
         if macrobatch == "auto" and not self.source.shards:
             return 1
-        if rows := whole(macrobatch):
+        if rows := as_count(macrobatch):
             return rows
         budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
         amount = max(1, int(_bytes(macrobatch, budget) // max(1.0, self.source.item_bytes)))
@@ -220,12 +220,12 @@ class _Ahead:
         self._thread: _StagingThread | None = None
         self._reading = source
         self._pull: Pull | None = None
-        self._kept: list[Macrobatch | BaseException | None] = []  # staged for a feed that was left
+        self._staged_ahead: list[Macrobatch | BaseException | None] = []  # staged for a feed that was left
         self._began: State | None = None  # where the source stood when the thread began
 
     def next(self) -> Macrobatch | None:
-        if self._kept:
-            staged = self._kept.pop(0)
+        if self._staged_ahead:
+            staged = self._staged_ahead.pop(0)
         else:
             thread = self._thread or self._start()
             staged = thread.take(self._waiting, self._source)
@@ -245,16 +245,16 @@ class _Ahead:
         thread.join(LEAVE_S)
         if thread.is_alive():
             self._wait_or_abandon(thread)
-        self._kept += thread.drain()
+        self._staged_ahead += thread.drain()
         return began
 
     def forget(self) -> None:
         """Drops what was staged."""
-        self._kept, self._pull = [], None
+        self._staged_ahead, self._pull = [], None
 
     def _start(self) -> "_StagingThread":
         if self._pull is None:
-            self._reading = self._source.apart()
+            self._reading = self._source.independent_reader()
             self._pull = self._make(self._reading)
         self._began = copy.deepcopy(self._source.state_dict())
         self._thread = _StagingThread(self._pull, self._copy, self._once)

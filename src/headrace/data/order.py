@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, unknown
-from ..length import whole
+from ..length import as_count
 
 VERSION = 1
 ROUNDS = 8
@@ -70,7 +70,7 @@ class Permutation:
             half += shift
             lower = np.subtract(half, radix, out=shift)  # unsigned: below the radix it wraps to huge
             np.minimum(half, lower, out=half)
-        return self._whole(halves)
+        return self._joined(halves)
 
     def _backward(self, x: Any, tweak: Any) -> Any:
         halves, scratch = self._halves(x)
@@ -79,7 +79,7 @@ class Permutation:
             half, radix = halves[k % 2], self._radix[k % 2]
             half -= shift
             np.minimum(half, np.add(half, radix, out=shift), out=half)
-        return self._whole(halves)
+        return self._joined(halves)
 
     def _halves(self, x: Any) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
         """The two halves, and room to compute in."""
@@ -89,7 +89,7 @@ class Permutation:
         n = len(x)
         return (high, low), (np.empty(n, np.uint64), np.empty(n, np.uint32), np.empty(n, np.uint32))
 
-    def _whole(self, halves: tuple[Any, Any]) -> Any:
+    def _joined(self, halves: tuple[Any, Any]) -> Any:
         high, low = halves
         high *= self._radix[1]
         high += low
@@ -126,13 +126,13 @@ class Order:
             raise ConfigError(unknown("order", kind, self.KINDS))
         if n < 1:
             raise ConfigError(f"an order needs at least one row, got {n}.")
-        if block is not None and not whole(block):
+        if block is not None and not as_count(block):
             raise ConfigError(f"block= is a number of rows, at least 1, got {block}.")
-        if not whole(mix) or (mix > 1 and kind != "blocks"):
+        if not as_count(mix) or (mix > 1 and kind != "blocks"):
             raise ConfigError(f"mix= is a number of blocks, at least 1, for order 'blocks'; got {mix} for {kind!r}.")
         seed = seed.item() if isinstance(seed, np.generic) else seed
         self.n, self.kind, self.seed, self.mix = int(n), kind, seed, int(mix)
-        self.block = min(whole(block) or self.n, self.n)
+        self.block = min(as_count(block) or self.n, self.n)
         self._tail = (n - 1) // self.block  # the last block: the only one that may be short
         self._missing = (self._tail + 1) * self.block - n  # the rows that it lacks
         self._keys: tuple[int, Any, Any, Any, int] | None = None

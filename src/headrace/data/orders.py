@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from ..errors import ConfigError, DataError
-from ..length import whole
+from ..length import as_count
 from .order import VERSION, Indices, Order, Permutation
 
 ROUND = 1024  # rows of a mix in which the proportions are kept exactly
@@ -72,9 +72,9 @@ class MixOrder(Order):
                     raise ConfigError(f"mix(): weights are greater than 0, got {weight}.")
         if not min(lengths):
             raise DataError(f"mix(): table {lengths.index(0)} has no rows.")
-        if rows is not None and not whole(rows):
+        if rows is not None and not as_count(rows):
             raise ConfigError(f"mix(): rows= is a whole number greater than 0, got {rows!r}.")
-        self.n, self.seed, self.block, self.mix = whole(rows) or sum(lengths), seed, ROUND, 1
+        self.n, self.seed, self.block, self.mix = as_count(rows) or sum(lengths), seed, ROUND, 1
         self._orders = [Order(n, seed=seed + 1 + k) for k, n in enumerate(lengths)]
         self._firsts = [0, *accumulate(lengths)]
         self._stages = [_Stage(0, 0, _shares(weights), [0] * len(lengths))]

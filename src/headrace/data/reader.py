@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, DataError, SourceError
-from ..length import whole
+from ..length import as_count
 from .batch import Batch, Macrobatch, State, Stream
 from .encoding import Encoding
 from .maps import Change
@@ -71,7 +71,7 @@ class Reader(Source):
         if len(table) == 0:
             raise DataError("the table has no rows: there is nothing to read.")
         for name, limit in (("max_epochs", max_epochs), ("max_samples", max_samples)):
-            if limit is not None and not whole(limit):
+            if limit is not None and not as_count(limit):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
         check_names(table.streams)
         check_fixed(table.streams)
@@ -86,7 +86,7 @@ class Reader(Source):
         plain = order if isinstance(order, MixOrder) else Order(size, order, seed=seed, block=block, mix=mix)
         if buckets:
             plain = _in_buckets(table, plain, buckets, batch_size)
-        limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * plain.n]
+        limits = [as_count(max_samples), None if max_epochs is None else (as_count(max_epochs) or 0) * plain.n]
         end = min((limit for limit in limits if limit is not None), default=None)
         self.sized_by, self.position = count, 0
         self.reading = Reading(table, plain, count, cross_epochs, end, self._marked, augment)
@@ -149,7 +149,7 @@ class Reader(Source):
     def state_dict(self) -> State:
         return self.reading.cursor(self.position)
 
-    def apart(self) -> "Reader":
+    def independent_reader(self) -> "Reader":
         return copy.copy(self)  # of what they share nothing depends on where one of them stands
 
     def load_state_dict(self, state: State) -> None:
@@ -159,7 +159,7 @@ class Reader(Source):
 def _in_buckets(table: Table, order: Order, stream: str, batch_size: int | None) -> BucketOrder:
     """An order in which batches have rows of like length."""
     table.sequence(stream)
-    if not (size := whole(batch_size)):
+    if not (size := as_count(batch_size)):
         raise ConfigError(f"buckets={stream!r} makes batches of like rows: say of how many, as in batch_size=32.")
     if isinstance(order, MixOrder):
         raise ConfigError(f"buckets={stream!r} sorts the rows of one table. Concatenate tables, or leave it out.")
@@ -213,8 +213,8 @@ class Epochs(SourceWrapper):
         self._given = 0
         self._initial = copy.deepcopy(source.state_dict())
 
-    def apart(self) -> "Epochs":
-        source = self._source.apart()
+    def independent_reader(self) -> "Epochs":
+        source = self._source.independent_reader()
         if source is self._source:
             return self
         found = copy.copy(self)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, SourceError
-from ..length import whole
+from ..length import as_count
 from .batch import Batch, Macrobatch, State, Stream
 from .fields import Field, cat
 from .maps import Augmentation, Change
@@ -49,7 +49,7 @@ class Reading:
     """What is done to the rows on the device."""
     augmentation: Augmentation | None = field(init=False)
     fingerprint: str = field(init=False)
-    _held: dict[str, tuple[int, Indices]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _computed: dict[str, tuple[int, Indices]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         changes = None if self.augment is None else Augmentation(self.augment, self.table, self.count)
@@ -178,29 +178,29 @@ class Reading:
 
         They are computed a stretch at a time and counted from somewhere.
         """
-        first, sums = self._held.get("sums", (0, np.zeros(1, np.int64)))
+        first, sums = self._computed.get("sums", (0, np.zeros(1, np.int64)))
         if not first <= start <= stop < first + len(sums):
             ahead = max(stop, min(reach, start + STRETCH))
             sums = np.zeros(ahead - start + 1, np.int64)
             np.cumsum(self._lengths[self.rows(start, ahead)], out=sums[1:])
-            first, self._held["sums"] = start, (start, sums)
+            first, self._computed["sums"] = start, (start, sums)
         return sums[start - first : reach - first + 1]
 
     # --- rows ---
 
     def rows(self, start: int, stop: int) -> Indices:
         """The rows at these positions, computed a longer stretch at a time and kept until used."""
-        first, held = self._held.get("rows", (0, np.empty(0, np.int64)))
+        first, held = self._computed.get("rows", (0, np.empty(0, np.int64)))
         if not first <= start <= stop <= first + len(held):
             ends = self.epoch_end(max(start, stop - 1))  # looking ahead ends with the epoch
             pieces = self._by_epoch(start, max(stop, min(start + STRETCH, ends)))
             held = np.concatenate([self.order.indices(*piece) for piece in pieces])
-            first, self._held["rows"] = start, (start, held)
+            first, self._computed["rows"] = start, (start, held)
         return held[start - first : stop - first]
 
     def fetch(self, start: int, size: int, rows: int = 0, shard: Shard = WHOLE) -> Macrobatch | None:
         """The batches from `start` on, at least one, of together about `rows` rows; `None` at the end."""
-        if not (found := whole(size)):
+        if not (found := as_count(size)):
             raise ConfigError(f"a batch has at least one {'row' if self.count == 'rows' else 'item'}, got size {size}.")
         if (expected := self.order.batch_size) and (found != expected or self.count != "rows"):
             raise ConfigError(

@@ -97,7 +97,7 @@ class Source(ABC):
         for name in _TRAITS:
             setattr(self, name, others.get(name, getattr(source, name)))
 
-    def apart(self) -> "Source":
+    def independent_reader(self) -> "Source":
         """A copy with a separate position, for a thread that reads ahead; the source itself if there cannot be one."""
         return self
 
@@ -141,7 +141,7 @@ class Source(ABC):
         batch: Batch | None = None
         found = 0
         varies = any(stream.varies for stream in self.streams)  # then batches cannot be joined
-        while found < rows and not (held and (varies or held[-1].ends_epoch or _whole(held[-1]))):
+        while found < rows and not (held and (varies or held[-1].ends_epoch or _is_indivisible(held[-1]))):
             batch = self.pull(size, shard)
             if batch is None:
                 break
@@ -345,12 +345,12 @@ def part_of(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
     start, stop = shard.of(batch.rows)
     if stop - start == batch.rows:  # a batch of its own: the source may give the same one again
         return Batch(batch.fields, batch.rows, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
-    if _whole(batch):
+    if _is_indivisible(batch):
         raise SourceError("a batch with fields that have no rows cannot be shared by workers: give the source shards.")
     fields = {name: rows[start:stop] for name, rows in batch.fields.items()}  # type: ignore[index]
     return Batch(fields, stop - start, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
 
 
-def _whole(batch: Batch) -> bool:
+def _is_indivisible(batch: Batch) -> bool:
     """Whether a batch has a field that can be neither cut nor joined."""
     return not all(has_rows(field) for field in batch.fields.values())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, HeadraceError, SourceError
-from ..length import Counters, Points, whole
+from ..length import Counters, Points, as_count
 from ..store import system
 from .batch import Batch, Macrobatch
 from .fields import has_rows
@@ -31,7 +31,7 @@ class Sizes:
     def __init__(self, given: BatchSize, what: str = "batch_size") -> None:
         sizes: dict[str | int, int] = dict(given) if isinstance(given, Mapping) else {0: given}
         for key, size in sizes.items():
-            sizes[key] = whole(size) or 0
+            sizes[key] = as_count(size) or 0
             if not sizes[key]:
                 raise ConfigError(f"{what}= is a whole number greater than 0, got {size!r}.")
         self._points = Points(sizes, what, "{0: 32, '5 epochs': 64}")
@@ -67,7 +67,7 @@ class Sizes:
         """The size of a batch that begins here."""
         return self._points.at(counters)
 
-    def left(self, counters: Counters) -> int | None:
+    def rows_until_change(self, counters: Counters) -> int | None:
         """How many more samples it can hold for, if it depends on them."""
         ahead = [int(p.count) - counters.samples for p, _ in self._points.later if p.unit == "samples"]
         return min((rows for rows in ahead if rows > 0), default=None)
@@ -82,7 +82,7 @@ class Copy:
 
     def start(self, macrobatch: Macrobatch) -> Macrobatch:
         """Begins the copy; returns without waiting for it."""
-        macrobatch.own(self.device)
+        macrobatch.copy_if_shared(self.device)
         tensors = macrobatch.tensors()
         there = all(has_rows(field) for field in macrobatch.fields.values())
         if there and all(tensor.device == self.device for tensor in tensors):
@@ -129,7 +129,7 @@ class Pull:
         self._counters = counters
         self._at: Counters | None = None
         self._ended = True  # whether what was given last ended an epoch
-        self._held: Macrobatch | None = None
+        self._asked_ahead: Macrobatch | None = None
         self._read = 0  # rows, of what cannot say where it stands
 
     def __call__(self) -> Macrobatch | None:
@@ -142,29 +142,29 @@ class Pull:
             return batch
         if self._source.marks_ends:
             return self._ask()
-        now, self._held = self._held or self._ask(), None
+        now, self._asked_ahead = self._asked_ahead or self._ask(), None
         if now is not None and not now.ends_epoch:
-            self._held = self._ask()
-            now.ends_epoch = now.finishes = self._held is None
+            self._asked_ahead = self._ask()
+            now.ends_epoch = now.finishes = self._asked_ahead is None
         return now
 
     def forget(self) -> None:
         """Drops what was asked ahead."""
-        self._held = self._at = None
+        self._asked_ahead = self._at = None
         self._ended = True
 
     def _sized(self) -> tuple[int, int]:
         """The size of the next batches, and how much to ask for together: no more than has this size."""
         if self._sizes.constant:
-            return self._sizes.first, self._whole(self._sizes.first)
+            return self._sizes.first, self._rounded_up(self._sizes.first)
         self._at = self._at or copy.copy(self._counters())
-        size, left = self._sizes.at(self._at), self._sizes.left(self._at)
+        size, left = self._sizes.at(self._at), self._sizes.rows_until_change(self._at)
         if left is None:
-            return size, self._whole(size)
+            return size, self._rounded_up(size)
         batches = 1 if self._source.own_size or self._source.sized_by != "rows" else -(-left // size)
-        return size, min(self._whole(size), batches * size)
+        return size, min(self._rounded_up(size), batches * size)
 
-    def _whole(self, size: int) -> int:
+    def _rounded_up(self, size: int) -> int:
         return -(-self._rows // size) * size
 
     def _counted(self, macrobatch: Macrobatch | None) -> Macrobatch | None:

@@ -17,7 +17,7 @@ from .documents import document_of, encoding_in
 from .encode import Columns, Encoder, Request
 from .lazy import pa
 from .paths import DataFile, digests, hash_of_bytes, hash_of_samples
-from .write import whole, write_batches
+from .write import replacing, write_batches
 
 VERSION = 1
 BLOCK_BYTES = 2**26  # of a record batch: fewer of them are gathered faster
@@ -61,7 +61,7 @@ def converted(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_batches(batches, path, block_bytes=BLOCK_BYTES)
         noted = noted_of()
-        with whole(note) as beside:
+        with replacing(note) as beside:
             beside.write_text(json.dumps([_check(path, noted), noted]), encoding="utf-8")
     except (OSError, ConfigError) as error:
         raise ConfigError(

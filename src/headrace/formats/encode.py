@@ -131,7 +131,7 @@ class FileColumns:
         return make_streams(self.made, data, lambda row: f"{self.where}, row {row}")
 
     @property
-    def light(self) -> bool:
+    def zero_copy(self) -> bool:
         """Whether all columns of a mapped file are used in place: nothing has to be decoded."""
         plain = not (self.fills or self.texts) and all(s.layout == "dense" and not s.sequence for s in self.streams)
         return plain and not any(made.stacked or made.casts for made in self.made)
@@ -255,7 +255,7 @@ class MappedRows(Table):
     def __init__(self, columns: FileColumns, decode: Any, rows: int) -> None:
         self._where, self._decode, self._length = columns.where, decode, rows
         self.streams = columns.made_streams
-        if columns.light:
+        if columns.zero_copy:
             self._table  # noqa: B018  # made block by block later, they would lie between the batches in the heap
 
     streams: Sequence[Stream] = ()

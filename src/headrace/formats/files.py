@@ -81,7 +81,7 @@ class FileTable(Wrapper):
         return self._fingerprint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names, sizes = [file.again for file in self.files], [file.size for file in self.files]
+        names, sizes = [file.full_name for file in self.files], [file.size for file in self.files]
         return _reopen, (names, sizes, replace(self._request, categories=dict(self.categories)))
 
 

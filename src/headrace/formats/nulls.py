@@ -144,10 +144,10 @@ def learned(fill: Fill, arrays: Iterable[Any], place: ColumnPlace) -> Fill:
         _filled_type(array.type, fill, place)
         numbers = _floats(array, place).drop_null().to_numpy(zero_copy_only=False)
         parts.append(numbers[~np.isnan(numbers)])
-    whole = np.concatenate(parts) if parts else np.empty(0)
-    if not len(whole):
+    numbers = np.concatenate(parts) if parts else np.empty(0)
+    if not len(numbers):
         raise DataError(f"{place} is empty in every row, and has no {fill.value}. Fill it with a number.")
-    value = float(LEARNED[fill.value](whole))
+    value = float(LEARNED[fill.value](numbers))
     if not np.isfinite(value):
         raise DataError(f"{place} holds infinite numbers, and its {fill.value} is {value}. Fill it with a number.")
     return Fill(value, fill.indicator, fill.optional)
@@ -188,8 +188,8 @@ def _filled_type(kind: Any, fill: Fill, place: ColumnPlace) -> Any:
         if fill.value is True or fill.value is False:
             return kind
         kind = pa.int64()
-    whole = isinstance(fill.value, int)
-    return kind if whole or pt.is_floating(kind) else pa.float64()
+    is_integer = isinstance(fill.value, int)
+    return kind if is_integer or pt.is_floating(kind) else pa.float64()
 
 
 def _filled(column: Any, missing: Any, kind: Any, value: Any, place: ColumnPlace) -> Any:

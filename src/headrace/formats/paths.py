@@ -63,7 +63,7 @@ class DataFile:
         return self.path.rstrip("/").rpartition("/")[2]
 
     @property
-    def again(self) -> str:
+    def full_name(self) -> str:
         """The name that finds it from another process."""
         return self.shown if self.remote is not None else self.path
 
@@ -271,12 +271,12 @@ def _below(directory: str) -> str:
     return f"Known are: {', '.join(SUFFIXES)}."
 
 
-def _of_one_kind(files: list[DataFile], whole: str) -> list[DataFile]:
+def _of_one_kind(files: list[DataFile], what: str) -> list[DataFile]:
     kinds = {file.kind: file for file in reversed(files)}
     if len(kinds) > 1:
         listed = " and ".join(file.name for file in list(kinds.values())[:2])
         raise DataError(
-            f"{whole} has files of several kinds, {listed} for example. Name one: a pattern like '*.parquet'."
+            f"{what} has files of several kinds, {listed} for example. Name one: a pattern like '*.parquet'."
         )
     return files
 

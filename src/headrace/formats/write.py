@@ -52,7 +52,7 @@ def write_batches(data: Any, target: Path, rows: int | None = None, block_bytes:
     where all of them are 1.
     """
     kind = target.suffix.lower()
-    with whole(target) as beside:
+    with replacing(target) as beside:
         if kind == ".npz":
             _npz(data, beside, rows, block_bytes)
         elif kind == ".parquet":
@@ -73,7 +73,7 @@ def check_target(path: str | Path) -> Path:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Gives the name of a temporary file that replaces `path` at the end; after an error nothing has changed."""
     check_place(path)
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")  # 255 bytes are the most for a name

@@ -220,7 +220,7 @@ class CrossEntropy(Loss):
         """Whether no target is to be ignored; on the host looked up once for all minibatches of a macrobatch."""
         if self.ignore_index is None:
             return True
-        whole = None if batch.whole is None else batch.whole.get(self.target)
+        whole = None if batch.macrobatch is None else batch.macrobatch.get(self.target)
         if not isinstance(whole, Tensor) or whole.device.type != "cpu" or self._one_hot:
             return False
         if _memory(batch[self.target]) is not _memory(whole):

@@ -14,7 +14,7 @@ from ..data.batch import Batch
 from ..data.orders import MixOrder
 from ..data.reader import Reader
 from ..errors import ConfigError, unknown
-from ..length import whole
+from ..length import as_count
 from ..loss.outcome import Outcome
 from ..watch.callback import Callback
 from ..watch.info import Info
@@ -46,7 +46,7 @@ class SpikeGuard(Callback):
     def __init__(self, factor: float = 5.0, window: int = 64, action: str = "note") -> None:
         if not isinstance(factor, int | float) or not 1 < factor < math.inf:
             raise ConfigError(f"factor= is a number above 1, got {factor!r}.", argument="factor")
-        if (whole(window) or 0) < 2:
+        if (as_count(window) or 0) < 2:
             raise ConfigError(f"window= is a number of updates, at least 2, got {window!r}.", argument="window")
         if action not in ACTIONS:
             raise ConfigError(unknown("action", action, ACTIONS), argument="action")

@@ -65,7 +65,7 @@ def weightless(batch: Batch, streams: Sequence[str], rows: Any) -> Batch:
         weights = fields[name].clone()  # type: ignore[union-attr]
         weights[torch.from_numpy(rows).to(weights.device)] = 0
         fields[name] = weights
-    changed.fields, changed.whole = fields, None
+    changed.fields, changed.macrobatch = fields, None
     return changed
 
 

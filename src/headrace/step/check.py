@@ -22,7 +22,7 @@ from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
-from ..length import whole as as_count
+from ..length import as_count as as_count
 from ..loss.objective import ByTrainStep, Objective, Supervised, WithTerms, scoring
 
 SCAN_ROWS = 65536

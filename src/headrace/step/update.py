@@ -314,13 +314,13 @@ class Made:
 
     def __init__(self, update: Update, batch: Batch, how: Pass) -> None:
         self._update, self._pass = update, how
-        self._rows, self._macrobatch = batch.rows, batch.whole
+        self._rows, self._macrobatch = batch.rows, batch.macrobatch
         self._draws = how.draws and (update.draws or update.steps.adapts)
         self._step: Callable[[], Any] | None = None  # the optimizer's, as long as only rates and gradients change
 
     def fits(self, batch: Batch) -> bool:
         """Whether it is prepared for this batch, too: one of as many rows from the same macrobatch."""
-        same = batch.rows == self._rows and batch.whole is self._macrobatch is not None
+        same = batch.rows == self._rows and batch.macrobatch is self._macrobatch is not None
         return same and self._pass.repeats
 
     def __call__(self, batch: Batch) -> Outcome | None:

@@ -19,7 +19,7 @@ from ..arena.joint import parts_of
 from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory
-from ..length import whole
+from ..length import as_count
 from ..step import check
 from ..step.arguments import groups_of, put_rate, shares_of
 from ..store import rng
@@ -59,7 +59,7 @@ def find_lr(trainer: Any, train: Any, *, lowest: float = 1e-7, highest: float = 
     """
     if not 0 < lowest < highest < math.inf:
         raise ConfigError(f"lowest= is above 0 and below highest=, got {lowest!r} and {highest!r}.")
-    if (count := whole(steps, FEWEST)) is None:
+    if (count := as_count(steps, FEWEST)) is None:
         raise ConfigError(f"steps= is a number of updates, at least {FEWEST}, got {steps!r}: fewer show nothing.")
     rates = [float(rate) for rate in np.geomspace(lowest, highest, count)]
     losses: list[float] = []

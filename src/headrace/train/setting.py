@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..length import whole
+from ..length import as_count
 from ..loss.by_output import MetricsByOutput
 from ..loss.objective import measured_by
 from ..step import check, config
@@ -63,7 +63,7 @@ class OfUpdates(BetweenTrainings):
         check_setting(self.name, value)
         if self.name == "microbatch":
             check.can_split(trainer.objectives, value)
-            value = whole(value) or value
+            value = as_count(value) or value
         else:
             value = check.plain_number(value)
         with trainer.use.during(f"setting {self.name}"):

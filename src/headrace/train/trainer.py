@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..data.batch import Batch
 from ..data.encoding import Encoding
 from ..data.staging import BatchSize, Sizes
-from ..length import Length, whole
+from ..length import Length, as_count
 from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
 from ..loss.objective import measured_by, module_of
@@ -157,7 +157,7 @@ class Trainer:
         check.can_split(self.objectives, microbatch, parts=self.strategy.parts)
         if shards or stays_ordinary(model, self.objectives, tape):
             arena = tape = False
-        settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape, seed)
+        settings = Settings(as_count(microbatch) or microbatch, clip_norm, clip_value, arena, tape, seed)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         getters = self.metrics.output_getters(measured_by(self.objectives, target))
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every

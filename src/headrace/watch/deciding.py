@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..length import Length, interval, whole
+from ..length import Length, as_count, interval
 from ..step.frozen import matching
 from .callback import Callback
 from .info import warn_if_it_never_came, watched
@@ -134,7 +134,7 @@ class EarlyStopping(BestModel):
         super().__init__(monitor, mode=mode, restore=restore_best)
         if not math.isfinite(min_delta) or min_delta < 0:
             raise ConfigError(f"min_delta= is 0 or more, got {min_delta!r}.")
-        if whole(patience) is None:
+        if as_count(patience) is None:
             raise ConfigError(f"patience= is a number of validations, at least 1, got {patience!r}.")
         self.patience, self.min_delta = int(patience), min_delta
         self.waited = 0

@@ -12,7 +12,7 @@ from ..arena.arena import Arena
 from ..arena.replica import Replica
 from ..arena.vectors import Slot, Vector
 from ..errors import ConfigError, ModelError, unknown
-from ..length import whole
+from ..length import as_count
 from .comm import Comm, Pending, mean
 from .here import here
 from .strategy import Single, Strategy
@@ -38,7 +38,7 @@ class Synchronous(Strategy):
 
     def __init__(self, *, compress: Literal["bf16", "fp16"] | None = None, parts: int | None = None) -> None:
         super().__init__()
-        if parts is not None and not (whole(parts) or 0) >= 2:
+        if parts is not None and not (as_count(parts) or 0) >= 2:
             raise ConfigError(f"parts= is a whole number from 2 on, as in parts=8; got {parts!r}.", argument="parts")
         if parts is not None and compress is not None:
             raise ConfigError(

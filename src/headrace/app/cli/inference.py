@@ -87,11 +87,11 @@ def predict(
 
 
 def _write(found: "ArrayTable", out: Path) -> None:
-    from ...formats.write import whole, write_table
+    from ...formats.write import replacing, write_table
     from ..predict import write_csv, write_npy
 
     ending = out.suffix.lower()
     if ending in (".arrow", ".parquet"):
         return write_table(found, out)
-    with whole(out) as beside, open(beside, "wb") as file:
+    with replacing(out) as beside, open(beside, "wb") as file:
         (write_npy if ending == ".npy" else write_csv)(found, file)

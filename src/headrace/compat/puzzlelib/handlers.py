@@ -158,7 +158,7 @@ class Trainer(Handler):
             self._prepared = together
         objective, batch = self._objective, Batch(leaves, rows)
         if self._alone:
-            batch.whole = together
+            batch.macrobatch = together
             learn = self._native.train_step if together is None else self._native.updates.make
             terms = learn(batch).terms
             errors = [terms[name].sum for name in objective.shown]

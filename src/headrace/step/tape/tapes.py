@@ -126,7 +126,7 @@ class Tapes:
     def outputs(self, batch: Batch, call: Callable[[Batch], Any]) -> Any:
         """What the model returns for a batch, as `call` does; for a model that is not being trained."""
         tape, macrobatch, rows = self._of_macrobatch
-        if tape is not None and batch.whole is macrobatch and batch.rows == rows:
+        if tape is not None and batch.macrobatch is macrobatch and batch.rows == rows:
             return tape.outputs(batch)
         kind = self.kind_of(batch, True)
         if kind is None:
@@ -134,8 +134,8 @@ class Tapes:
         tape = self.ready(kind)
         if tape is not None:
             kind.replays += 1
-            if not self.watched and batch.whole is not None:
-                self._of_macrobatch = tape, batch.whole, batch.rows
+            if not self.watched and batch.macrobatch is not None:
+                self._of_macrobatch = tape, batch.macrobatch, batch.rows
             return tape.outputs(batch)
 
         def eager(batch: Batch, recording: Recording | None, counts: bool) -> Terms:
