@@ -59,6 +59,31 @@ def test_files_that_are_given_later_are_read_without_it(tmp_path: Path) -> None:
     assert torch.equal(made.predict(tmp_path / "t.parquet"), made.predict(X))
 
 
+def mixed_up(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
+    """MixUp: every row is mixed with another, and so are their classes."""
+    share, other = draws.uniform(1, low=0.0, high=0.5), torch.arange(len(draws)).flip(0)
+    y = torch.nn.functional.one_hot(fields["y"], 2).float()
+    return {name: each + share * (each[other] - each) for name, each in (("x", fields["x"]), ("y", y))}
+
+
+def test_mixed_classes_in_training_and_plain_ones_in_validation(tmp_path: Path) -> None:
+    data = {"x": X, "y": (Y[:, 0] > 0).long()}
+
+    def made() -> hr.Trainer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        return hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics="accuracy", augment=mixed_up)
+
+    whole, resumed = made(), made()
+    history = whole.fit(data, val=data, epochs=3, progress=False)
+    expected = torch.nn.functional.cross_entropy(whole.model(X), data["y"]).item()
+    assert history.last["val/loss"] == pytest.approx(expected, rel=1e-5)
+    made().fit(data, val=data, epochs=3, steps=7, run=tmp_path / "run", progress=False)
+    resumed.fit(data, val=data, epochs=3, run=tmp_path / "run", progress=False)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
 def test_a_source_that_gives_batches_is_refused() -> None:
     with pytest.raises(hr.ConfigError, match="augment= changes rows that the trainer reads by number"):
         trainer(augment=noisy).fit([(X, Y)], epochs=1, progress=False)

@@ -48,6 +48,10 @@ class Draws:
         """The same numbers, made on another device."""
         return Draws(self._keys.to(device, non_blocking=True))
 
+    def split(self, counts: Sequence[int]) -> "list[Draws]":
+        """The numbers of consecutive runs of rows."""
+        return [Draws(keys) for keys in self._keys.split(list(counts))]
+
     def items(self, sequences: Ragged) -> "Draws":
         """Random numbers for the items of sequences; every call gives new ones: `draws.items(words).normal()`."""
         if len(sequences) != len(self):

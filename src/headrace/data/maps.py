@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, HeadraceError, SourceError
 from ..store import rng
-from .batch import Batch, Stream
+from .batch import Batch, Stream, concat
 from .draws import Draws
 from .encoding import Categories, Encoding
-from .fields import Field, cat, map_tensors, nbytes_of, tensors_of
+from .fields import Field, cat, map_tensors, nbytes_of, split_fields, tensors_of
 from .ragged import Ragged
 from .source import Table, check_batch
 from .views import Wrapper, blocks_of, digest, name_of
@@ -75,7 +76,8 @@ class Mapped(Wrapper):
 class Augmentation:
     """Changes the rows that a Reader reads of a table, once they are on the device, and gives the function `Draws`.
 
-    `count`: what a batch size counts. The function must not change the lengths of that stream.
+    The function gets the rows of one batch, so that rows may meet in it, and a resumed run gets the same bits. `count`
+    is what a batch size counts: the function must not change the lengths of that stream.
     """
 
     def __init__(self, change: Change, table: Table, count: str) -> None:
@@ -88,12 +90,19 @@ class Augmentation:
         self.streams = tuple(found.streams)
         """The streams of rows that have been changed."""
 
-    def __call__(self, fields: Mapping[str, Field], seed: int, pieces: Sequence[tuple[int, int, int]]) -> Any:
-        """The fields of these runs of positions, each given as (epoch, start, stop), changed."""
+    def __call__(
+        self, fields: Mapping[str, Field], seed: int, pieces: Sequence[tuple[int, int, int]], counts: Sequence[int]
+    ) -> Mapping[str, Field]:
+        """The fields of batches of so many rows each, changed. `pieces`: their positions, as (epoch, start, stop)."""
         device = next(iter(fields.values())).device  # type: ignore[union-attr]
-        found = self._changed(fields, Draws.at(seed, pieces).to(device))
-        check_batch(found, self.streams, f"{AUGMENT} {self.name}")
-        return found.fields
+        draws, parts = Draws.at(seed, pieces).to(device), [fields]
+        if len(counts) > 1:
+            parts = split_fields(fields, counts)
+        pairs = [*zip(parts, draws.split(counts), strict=True)]
+        batches = [self._changed(*pair) for pair in pairs if len(pair[1])] or [self._changed(*pairs[0])]
+        for batch in batches:
+            check_batch(batch, self.streams, f"{AUGMENT} {self.name}")
+        return concat(batches)
 
     def _changed(self, fields: Mapping[str, Field], draws: Draws) -> Batch:
         found = changed(self._change, Batch(fields, len(draws)), *[draws] * self._with_draws, who=AUGMENT)
@@ -138,18 +147,22 @@ def takes_draws(change: Change) -> bool:
 def check_independent_rows(table: Table, augmentation: Augmentation | None) -> None:
     """Raises if a row that a function makes depends on other rows, as far as the first rows of the table show it."""
     if augmentation is not None:
-        _compare_halves(table, augmentation, f"{AUGMENT} {augmentation.name}")
+        _compare_halves(table, partial(_augmented, augmentation), f"{AUGMENT} {augmentation.name}")
     while isinstance(table, Wrapper):
         if isinstance(table, Mapped):
-            _compare_halves(table, lambda fields, *_: fields, f"{MAP} {name_of(table.change)}")
+            _compare_halves(table, lambda fields, _: fields, f"{MAP} {name_of(table.change)}")
         table = table.table
+
+
+def _augmented(augmentation: Augmentation, fields: Mapping[str, Field], run: tuple[int, int]) -> Mapping[str, Field]:
+    return augmentation(fields, 0, [(0, *run)], [run[1] - run[0]])
 
 
 def _compare_halves(table: Table, change: Callable[..., Any], who: str) -> None:
     """Raises if the first rows differ when they are read, and changed, in two halves."""
     stop = min(PROBE, len(table))
     runs = [(0, stop), (0, stop // 2), (stop // 2, stop)] if stop > 1 else [(0, stop)]
-    together, *halves = [change(owned(table.rows(*run)).fields, 0, [(0, *run)]) for run in runs]
+    together, *halves = [change(owned(table.rows(*run)).fields, run) for run in runs]
     for name, field in together.items() if halves else ():
         one, other = tensors_of(field), tensors_of(cat([half[name] for half in halves]))
         if [*map(_bits, one)] != [*map(_bits, other)]:

@@ -38,8 +38,8 @@ class Reader(Source):
         max_samples: the reader ends after this many rows.
         buckets: a sequence stream; the rows of a batch then have similar lengths.
         batch_size: with `buckets`, the number of rows in a batch.
-        augment: a function of the fields of many rows by name, and optionally of `Draws`, which returns all fields. It
-            is called once the rows are on the device. `Trainer(augment=)` gives it to its reader.
+        augment: a function of the fields of a batch, and optionally of `Draws`, which returns all fields. It is called
+            once the rows are on the device. `Trainer(augment=)` gives it to its reader.
     """
 
     shards = True

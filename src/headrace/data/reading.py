@@ -232,7 +232,9 @@ class Reading:
         macrobatch.fields = self._stored(pieces) if self.order.kind == "none" else self._taken(parts, pieces)
         macrobatch.aliases = self.order.kind == "none" and self.table.aliases
         if self.augmentation is not None:
-            macrobatch.finish = partial(self.augmentation, seed=self.order.seed, pieces=pieces)
+            macrobatch.finish = partial(
+                self.augmentation, seed=self.order.seed, pieces=pieces, counts=macrobatch.counts
+            )
 
     def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """A run of positions as (epoch, start, stop) within each epoch that it touches."""

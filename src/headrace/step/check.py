@@ -358,10 +358,9 @@ def measurable(
 
 
 def columns_of(source: Source | None) -> Mapping[str, Any]:
-    """The whole columns of a source that is an array in memory."""
-    if isinstance(source, Reader) and isinstance(source.table, ArrayTable):
-        return source.table.columns
-    return {}
+    """The columns of a source that is an array in memory, unless an augmentation makes others of them."""
+    known = isinstance(source, Reader) and isinstance(source.table, ArrayTable) and source.reading.augment is None
+    return source.table.columns if known else {}  # type: ignore[union-attr]
 
 
 def finite(source: Source, name: str) -> None:
