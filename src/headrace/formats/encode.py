@@ -2,21 +2,20 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
 from ..data.encoding import Categories, Encoding
-from ..data.fields import Field, cat, map_tensors
-from ..data.source import Table, forwarded
+from ..data.fields import Field, cat
+from ..data.maps import owned
+from ..data.source import Table
 from ..data.views import Concat
 from ..errors import ConfigError, DataError, unknown
-from .categories import ColumnPlace, distinct, is_text, leaf_of, leaves, refuse_nulls, refuse_numbers, shown, strings_of
+from .categories import ColumnPlace, distinct, is_text, leaf_of, leaves, refuse_numbers, shown, strings_of
 from .columns import fields_of
 from .lazy import pa, pt
 from .nulls import LEARNED, Fills, Nulls, filled, filled_schema, fills_of, learned, said_of, with_fill
@@ -130,12 +129,6 @@ class FileColumns:
         """The streams of the arrays of a file."""
         return make_streams(self.made, data, lambda row: f"{self.where}, row {row}")
 
-    @property
-    def zero_copy(self) -> bool:
-        """Whether all columns of a mapped file are used in place: nothing has to be decoded."""
-        plain = not (self.fills or self.texts) and all(s.layout == "dense" and not s.sequence for s in self.streams)
-        return plain and not any(made.stacked or made.casts for made in self.made)
-
 
 class Encoder:
     """Makes streams of the columns of files of one kind."""
@@ -222,9 +215,9 @@ class Encoder:
         tables: list[Table] = []
         parts: list[dict[str, Field]] = []  # rows in memory, which are joined
         spare = MERGED_BYTES
-        for file, (_, data) in zip(self.files, self.columns, strict=True):
+        for file, (where, data) in zip(self.files, self.columns, strict=True):
             if not isinstance(data, Batches):
-                tables += [*_joined(parts), MappedRows(file, partial(file.arrays, data), _rows_in(data))]
+                tables += [*_joined(parts), MappedRows(file.arrays(data), where)]
                 continue
             batches = [batch for batch in data.make() if batch.num_rows]
             size = data.nbytes if data.mapped else 0.0
@@ -233,11 +226,11 @@ class Encoder:
             spare -= int(size) if data.mapped and not in_place else 0
             first = 0
             for batch in batches:
+                rows = file.encode(batch, first)
                 if in_place:
-                    refuse_nulls_of(batch, file, first)
-                    tables += [*_joined(parts), MappedRows(file, partial(file.encode, batch, first), batch.num_rows)]
+                    tables += [*_joined(parts), MappedRows(rows, where)]
                 else:
-                    parts.append(file.encode(batch, first))
+                    parts.append(rows)
                 first += batch.num_rows
         tables += _joined(parts)
         if not tables:
@@ -246,57 +239,27 @@ class Encoder:
         return tables[0] if len(tables) == 1 else Concat(tables)
 
 
-class MappedRows(Table):
-    """Rows in a mapped file. Numbers are used in place, all else is decoded when it is first needed."""
+class MappedRows(ArrayTable):
+    """Rows of a mapped file, whose numbers are used in place. Whoever reads them gets copies."""
 
     aliases = False
-    thread_safe = True
 
-    def __init__(self, columns: FileColumns, decode: Any, rows: int) -> None:
-        self._where, self._decode, self._length = columns.where, decode, rows
-        self.streams = columns.made_streams
-        if columns.zero_copy:
-            self._table  # noqa: B018  # made block by block later, they would lie between the batches in the heap
-
-    streams: Sequence[Stream] = ()
-
-    @cached_property
-    def _table(self) -> ArrayTable:
-        with reading(str(self._where)):
-            return ArrayTable(self._decode())
-
-    @property
-    def _checked(self) -> ArrayTable:
-        """The rows, if the file is still what it was."""
-        if isinstance(self._where, DataFile):
-            self._where.check()
-        return self._table
-
-    def __len__(self) -> int:
-        return self._length
+    def __init__(self, columns: Mapping[str, Field], file: DataFile) -> None:
+        super().__init__(columns)
+        self._file = file
 
     def take(self, indices: Tensor) -> Batch:
-        return self._checked.take(indices)
+        self._file.check()
+        return super().take(indices)
 
     def rows(self, start: int, stop: int) -> Batch:
-        batch = self._checked.rows(start, stop)  # copied, so that nobody writes into the file
-        return Batch({name: map_tensors(rows, torch.clone) for name, rows in batch.fields.items()}, stop - start)
-
-    lengths = forwarded("_checked.lengths")
-    resident = forwarded("_table.resident")
-    row_bytes: float = forwarded("_table.row_bytes")
+        self._file.check()
+        return owned(super().rows(start, stop))  # nobody may write into the file
 
 
 def renamed(batch: Any) -> Any:
     """A record batch with the names that its columns have inside of the library."""
     return batch.rename_columns([inner(name) for name in batch.schema.names])
-
-
-def refuse_nulls_of(batch: Any, file: FileColumns, first: int) -> None:
-    """Raises on nulls in a record batch, in columns for whose nulls nothing stands."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if inner(name) not in file.fills:
-            refuse_nulls(column, ColumnPlace(name, str(file.where), lambda item: first + item))
 
 
 def _empty(column: str, where: Any) -> DataError:
@@ -312,10 +275,6 @@ def _schema_of(where: Any, data: Batches) -> Any:
     if first is None:
         raise DataError(f"{where} has no rows.")
     return first.schema
-
-
-def _rows_in(arrays: Arrays) -> int:
-    return len(next(iter(arrays.values())))
 
 
 def _joined(parts: list[dict[str, Field]]) -> list[Table]:

@@ -89,8 +89,6 @@ class MadeOf:
     stream: Stream
     columns: tuple[str, ...]
     stacked: bool
-    casts: bool
-    """Whether a column has another dtype than the stream."""
 
 
 class Selection:
@@ -152,9 +150,8 @@ class Selection:
             stream = _stacked(name, [known[c] for c in columns], texts, where) if stacked else known[columns[0]]
             _refuse_dots(name, where)
             dtype = self.dtypes.get(name, stream.dtype)
-            casts = any(known[column].dtype != dtype for column in columns)
             stream = Stream(name, stream.shape, dtype, stream.layout, stream.sequence)
-            found.append(MadeOf(stream, tuple(columns), stacked, casts))
+            found.append(MadeOf(stream, tuple(columns), stacked))
         if twice := _twice([made.stream.name for made in found]):
             raise ConfigError(
                 f"nulls=: the stream {twice[0]!r} is to say where nulls are, and columns= has a stream of this name. "
