@@ -1,4 +1,4 @@
-"""Whatever data are given later are read as the training data were: columns, dtypes, categories, values for nulls."""
+"""What knows how the training data were read, and data that cannot be read so. See `test_later_data.py`."""
 
 from pathlib import Path
 from typing import Any
@@ -48,19 +48,6 @@ def fitted() -> hr.Trainer:
     return made
 
 
-def test_a_path_or_a_frame_is_read_by_the_columns_dtypes_and_fills_of_the_training(fitted: hr.Trainer) -> None:
-    expected = fitted.predict(torch.tensor([[4.0, 5.0], [3.0, 3.0]]))
-    assert torch.equal(fitted.predict("val.csv"), expected)
-    assert torch.equal(fitted.predict(pd.read_csv("val.csv")), expected)
-    assert torch.equal(fitted.predict(pd.read_csv("val.csv").drop(columns="kind")), expected)
-    pd.read_csv("val.csv").to_parquet("val.parquet")
-    assert torch.equal(fitted.predict("val.parquet"), expected)
-    labels = torch.tensor([1, 1])
-    by_hand = fitted.validate((torch.tensor([[4.0, 5.0], [3.0, 3.0]]), labels))
-    assert fitted.validate("val.csv") == by_hand
-    assert fitted.validate(pd.read_csv("val.csv")) == by_hand
-
-
 def test_a_run_and_a_model_know_how_the_data_were_read(fitted: hr.Trainer) -> None:
     expected = fitted.predict("val.csv")
     loaded = hr.load("run", trainer())
@@ -70,11 +57,6 @@ def test_a_run_and_a_model_know_how_the_data_were_read(fitted: hr.Trainer) -> No
     assert loaded.trainer.categories == {"y": ["a", "b"]}
     other = hr.Trainer(fitted.model, hr.CrossEntropy(), torch.optim.SGD(fitted.model.parameters(), 0.1))
     assert torch.equal(other.predict("val.csv"), expected)
-
-
-def test_a_file_without_the_target_is_read_too(fitted: hr.Trainer) -> None:
-    write("new.csv", ["high,wide", "5,4", ",3"])
-    assert torch.equal(fitted.predict("new.csv"), fitted.predict("val.csv"))
 
 
 def test_columns_of_a_frame_beside_an_array_are_found_by_their_names() -> None:
