@@ -1,6 +1,7 @@
 """JSON lines: keys are columns, and lists are sequences, or vectors where that is declared."""
 
 import gzip
+import inspect
 from pathlib import Path
 
 import pyarrow.csv
@@ -78,3 +79,10 @@ def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> N
     for suffix in ("events", ".a.b", ".csv"):
         with pytest.raises(hr.ConfigError, match=r"add_format\(\)"):
             hr.add_format(suffix, pyarrow.csv.read_csv)
+    with pytest.raises(hr.DataError, match=r"Known are: .*\.events"):
+        hr.open_table(write("t.unknown"))
+
+
+@pytest.mark.parametrize("kind", read.READERS)
+def test_a_format_is_a_function_of_at_most_40_lines(kind: str) -> None:
+    assert len(inspect.getsource(read.READERS[kind]).splitlines()) <= 40
