@@ -3,17 +3,12 @@
 import errno
 import os
 import secrets
-import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from ..data.batch import Batch, Stream, concat
 from ..data.fields import nbytes_of
@@ -24,16 +19,15 @@ from .columns import only_ones, record_batch_of
 from .lazy import pa, pq
 from .schema import schema_of
 
-ENDINGS = (".arrow", ".parquet", ".npz")
+ENDINGS = (".arrow", ".parquet")
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
 
 
 def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int | None = None) -> None:
-    """Writes a table, or batches one after the other, as `.arrow`, `.parquet` or `.npz`, as the name says.
+    """Writes a table, or batches one after the other, as `.arrow` or `.parquet`, as the name says.
 
-    There is a whole file under the name at the end, or what was there before. Only so many rows are held at a time, of
-    a table about as many as make 16 MB if nothing is said. They lie together in the file: what an order by blocks goes
-    by, and for Parquet what is decoded at once.
+    At the end the file is complete, or what was there before. `rows_per_block` rows are in memory at a time, by default
+    about as many as make 16 MB. They lie together in the file, which matters to an order by blocks.
     """
     if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
         raise ConfigError(_not_rows(data))
@@ -41,8 +35,6 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
     write_batches(data, target, rows_per_block)
-    if target.suffix.lower() == ".npz":
-        _warn_of_lost_strings(data, target)
 
 
 def write_batches(data: Any, target: Path, rows: int | None = None, block_bytes: int = BLOCK_BYTES) -> None:
@@ -51,15 +43,11 @@ def write_batches(data: Any, target: Path, rows: int | None = None, block_bytes:
     If batches can be gone through twice, the values of sparse rows are left out of the file as those of a table are,
     where all of them are 1.
     """
-    kind = target.suffix.lower()
     with replacing(target) as beside:
-        if kind == ".npz":
-            _npz(data, beside, rows, block_bytes)
-        elif kind == ".parquet":
+        create = partial(pa.ipc.new_file, str(beside))
+        if target.suffix.lower() == ".parquet":
             create = partial(pq.ParquetWriter, str(beside), compression="zstd")
-            _in_batches(partial(_blocks, data, rows, block_bytes), data, create)
-        else:
-            _in_batches(partial(_blocks, data, rows, block_bytes), data, partial(pa.ipc.new_file, str(beside)))
+        _in_batches(partial(_blocks, data, rows, block_bytes), data, create)
 
 
 def check_target(path: str | Path) -> Path:
@@ -67,7 +55,10 @@ def check_target(path: str | Path) -> Path:
     if str(path).lower().endswith((".ctf", ".ctf.gz")):
         raise ConfigError(f"cannot write {path}: CNTK's text format is read, and not written. Write .arrow instead.")
     if "://" in str(path) or not str(path).lower().endswith(ENDINGS):
-        raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet or .npz.")
+        raise ConfigError(
+            f"cannot write {path}. Name a local file that ends in .arrow or .parquet. NumPy writes arrays: "
+            "np.savez(path, **table.rows(0, len(table)).fields)."
+        )
     check_place(Path(path))
     return Path(path)
 
@@ -107,16 +98,6 @@ def _refused(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cannot write {path}: {said}. Name a place that can be written, with room for it.")
 
 
-def _warn_of_lost_strings(data: Any, path: Path) -> None:
-    """Warns where codes were written without the strings that they stand for."""
-    if isinstance(data, Table) and (lost := sorted(data.categories)):
-        warnings.warn(
-            f"{path} holds the codes of {', '.join(lost)}, and not the strings that they stand for. Write .arrow or "
-            ".parquet to keep them.",
-            stacklevel=3,
-        )
-
-
 def _not_rows(data: Any) -> str:
     return (
         f"expected a Table, or Batches one after the other, got a {type(data).__name__}. hr.ArrayTable and "
@@ -143,23 +124,6 @@ def _in_batches(blocks: Callable[[], Iterator[Batch]], data: Any, create: Callab
                 writer.write_batch(record_batch_of(block.fields, schema, categories))
             else:
                 return
-
-
-def _npz(data: Any, path: Path, rows: int | None, block_bytes: int) -> None:
-    """Writes one array after the other, each in its own pass over the table."""
-    if not isinstance(data, Table):
-        raise ConfigError("batches have no length that is known beforehand, which .npz needs. Write them as .arrow.")
-    for stream in data.streams:
-        if stream.sequence or stream.layout == "sparse" or stream.dtype == "bfloat16":
-            raise DataError(f"NumPy has no array for stream {stream}. Write .arrow or .parquet.")
-    with zipfile.ZipFile(path, "w") as archive:
-        for stream in data.streams:
-            said = {"descr": np.dtype(stream.dtype).str, "fortran_order": False, "shape": (len(data), *stream.shape)}
-            with archive.open(f"{stream.name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, said)
-                for block in _blocks(data, rows, block_bytes):
-                    rows_of: Tensor = block[stream.name]
-                    member.write(rows_of.cpu().contiguous().numpy().data.cast("B") if rows_of.numel() else b"")
 
 
 def _rows_of(data: Table, size: int) -> int:
