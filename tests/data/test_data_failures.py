@@ -123,9 +123,9 @@ MESSAGES = {
 }
 
 
-def train(run: str, how: str, at: int, leave_s: float = feed.LEAVE_S) -> None:
+def train(run: str, how: str, at: int, join_timeout_s: float = feed.JOIN_TIMEOUT_S) -> None:
     """The training, whose data fail at a question; a read that hangs may be waited for more shortly."""
-    feed.LEAVE_S = leave_s
+    feed.JOIN_TIMEOUT_S = join_timeout_s
     watched = trainees.Watched("", -1, lambda: None)
     trainees.fit(watched.trainer, run, Failing(trainees.ROWS, at, how), callbacks=[watched])
 
@@ -179,17 +179,21 @@ def test_data_that_end_the_process_lose_nothing(how: str, status: int, at: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("at", "leave_s"), [(4, 0.3), *[pytest.param(at, feed.LEAVE_S, marks=pytest.mark.slow) for at in ALL]]
+    ("at", "join_timeout_s"), [(4, 0.3), *[pytest.param(at, feed.JOIN_TIMEOUT_S, marks=pytest.mark.slow) for at in ALL]]
 )
-def test_data_that_never_come_do_not_keep_a_training_from_ending(at: int, leave_s: float, tmp_path: Path) -> None:
+def test_data_that_never_come_do_not_keep_a_training_from_ending(
+    at: int, join_timeout_s: float, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    with start(train, tmp_path, run, "hangs", at, leave_s) as child:
+    with start(train, tmp_path, run, "hangs", at, join_timeout_s) as child:
         trainees.told(child, "failed")
         if at > 1:
             trainees.told(child, f"step {updates_before(at)}")
         assert trainees.preempted(child) == trainees.PREEMPTED
     failed(child, at)
-    assert f"is still being read {leave_s:g} s after its feed was left. Nobody waits for that read" in child.output
+    assert (
+        f"is still being read {join_timeout_s:g} s after its feed was left. Nobody waits for that read" in child.output
+    )
     assert trainees.last_step(run) == updates_before(at)
     assert trainees.finished(run) == trainees.reference()
 
@@ -262,18 +266,20 @@ class Stuck(trainees.Rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leave_s", [0.3, pytest.param(feed.LEAVE_S, marks=pytest.mark.slow)])
-def test_a_feed_closed_while_a_read_hangs_comes_back_and_warns(leave_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "LEAVE_S", leave_s)
+@pytest.mark.parametrize("join_timeout_s", [0.3, pytest.param(feed.JOIN_TIMEOUT_S, marks=pytest.mark.slow)])
+def test_a_feed_closed_while_a_read_hangs_comes_back_and_warns(
+    join_timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "JOIN_TIMEOUT_S", join_timeout_s)
     table = Stuck()
     reading = hr.Feed(Reader(table), batch_size=4, macrobatch=4)
     next(iter(reading))
     assert table.stuck.wait(WITHIN_S)
     [thread] = [thread for thread in threading.enumerate() if thread.name == "headrace-feed"]
     began = time.monotonic()
-    with pytest.warns(UserWarning, match=f"still being read {leave_s:g} s after its feed was left"):
+    with pytest.warns(UserWarning, match=f"still being read {join_timeout_s:g} s after its feed was left"):
         reading.close()
-    assert leave_s <= time.monotonic() - began < leave_s + WITHIN_S
+    assert join_timeout_s <= time.monotonic() - began < join_timeout_s + WITHIN_S
     table.let_go.set()
     thread.join(WITHIN_S)
     assert not thread.is_alive()

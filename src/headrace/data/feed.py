@@ -26,7 +26,7 @@ from .staging import BatchSize, Copy, Pull, Sizes, keep_freed_memory
 
 READS = "headrace-feed"
 """The name of threads that read data ahead."""
-LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under way
+JOIN_TIMEOUT_S = 5.0  # how long a feed that is closed waits for a read that is under way
 GIVE_UP_S = 300.0  # and how long where that read moves the source itself
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
 CACHE_BYTES = 1 << 21
@@ -242,7 +242,7 @@ class _Ahead:
         if thread is None:
             return None
         thread.close()
-        thread.join(LEAVE_S)
+        thread.join(JOIN_TIMEOUT_S)
         if thread.is_alive():
             self._wait_or_abandon(thread)
         self._staged_ahead += thread.drain()
@@ -273,20 +273,20 @@ class _Ahead:
         """A read takes long: it is left where it moves nothing, else waited for."""
         if self._reading is not self._source:
             warnings.warn(
-                f"{_name(self._source)} is still being read {LEAVE_S:g} s after its feed was left. Nobody waits for "
+                f"{_name(self._source)} is still being read {JOIN_TIMEOUT_S:g} s after its feed was left. Nobody waits for "
                 "that read: it ends by itself, and moves nothing.",
                 stacklevel=4,
             )
             return
         warnings.warn(
-            f"{_name(self._source)} is still being read {LEAVE_S:g} s after its feed was left. That read is waited for "
+            f"{_name(self._source)} is still being read {JOIN_TIMEOUT_S:g} s after its feed was left. That read is waited for "
             f"as it moves the source, but no longer than {GIVE_UP_S:g} s.",
             stacklevel=4,
         )
         thread.join(GIVE_UP_S)
         if thread.is_alive():
             raise SourceError(
-                f"{_name(self._source)} has given no batch for {LEAVE_S + GIVE_UP_S:g} s after its feed was left, and "
+                f"{_name(self._source)} has given no batch for {JOIN_TIMEOUT_S + GIVE_UP_S:g} s after its feed was left, and "
                 "nobody knows where it will stand. Make another one; let next_batch give up where it waits for others."
             )
 
