@@ -271,23 +271,18 @@ class _Ahead:
 
     def _wait_or_abandon(self, thread: threading.Thread) -> None:
         """A read takes long: it is left where it moves nothing, else waited for."""
+        slow = f"{_name(self._source)} is still being read {JOIN_TIMEOUT_S:g} s after its feed was left."
         if self._reading is not self._source:
-            warnings.warn(
-                f"{_name(self._source)} is still being read {JOIN_TIMEOUT_S:g} s after its feed was left. Nobody waits for "
-                "that read: it ends by itself, and moves nothing.",
-                stacklevel=4,
-            )
+            message = f"{slow} Nobody waits for that read: it ends by itself, and moves nothing."
+            warnings.warn(message, stacklevel=4)
             return
-        warnings.warn(
-            f"{_name(self._source)} is still being read {JOIN_TIMEOUT_S:g} s after its feed was left. That read is waited for "
-            f"as it moves the source, but no longer than {GIVE_UP_S:g} s.",
-            stacklevel=4,
-        )
+        message = f"{slow} That read is waited for as it moves the source, but no longer than {GIVE_UP_S:g} s."
+        warnings.warn(message, stacklevel=4)
         thread.join(GIVE_UP_S)
         if thread.is_alive():
             raise SourceError(
-                f"{_name(self._source)} has given no batch for {JOIN_TIMEOUT_S + GIVE_UP_S:g} s after its feed was left, and "
-                "nobody knows where it will stand. Make another one; let next_batch give up where it waits for others."
+                f"{_name(self._source)} has given no batch for {JOIN_TIMEOUT_S + GIVE_UP_S:g} s after its feed was "
+                "left, and it is unknown where it stands. Make another one; let next_batch give up where it waits."
             )
 
 
