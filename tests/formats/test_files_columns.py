@@ -195,17 +195,15 @@ def test_a_dtype_is_one_of_torch_or_numpy_or_a_name(dtype: Any) -> None:
 )
 def test_a_dtype_that_does_not_hold_a_number_is_refused(values: Any, dtype: str, refused: str | None) -> None:
     np.savez("t.npz", x=values)
-    table = open_table("t.npz", dtypes={"x": dtype})
-    assert table.streams[0].dtype == dtype
     if refused is None:
+        table = open_table("t.npz", dtypes={"x": dtype})
+        assert table.streams[0].dtype == dtype
         assert str(table.rows(0, len(values))["x"].dtype) == f"torch.{dtype}"
         return
     with pytest.raises(
         hr.DataError, match=rf"stream 'x', t\.npz, row 1: {refused} is not a number".replace("+", r"\+")
     ):
-        table.rows(0, len(values))
-    with pytest.raises(hr.DataError, match="row 1"):
-        table.take(torch.tensor([0, 0, 1]))
+        open_table("t.npz", dtypes={"x": dtype})
 
 
 def test_sequences_and_sparse_rows_are_cast_as_well() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.file_tables import KINDS, every_row, numbers, parts
+from kit.file_tables import KINDS, every_row, numbers, parts, write
 
 import headrace as hr
 from headrace.formats.table import open_table
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 @pytest.mark.parametrize("kind", [".arrow", ".npz"])
 def test_a_file_that_is_cut_while_it_is_mapped_gives_an_error_and_no_crash(kind: str) -> None:
-    write_table(numbers(10000), "t" + kind)
+    write(numbers(10000), "t" + kind)
     table = open_table("t" + kind)
     os.truncate("t" + kind, 1000)
     with pytest.raises(hr.DataError, match=rf"t{kind} has changed while it was being read: it had \d+ bytes, now 1000"):
@@ -32,9 +32,9 @@ def test_a_file_that_is_cut_while_it_is_mapped_gives_an_error_and_no_crash(kind:
 
 @pytest.mark.parametrize("kind", [*KINDS, ".npz"])
 def test_a_file_that_is_replaced_by_another_does_no_harm(kind: str) -> None:
-    write_table(numbers(10), "t" + kind)
+    write(numbers(10), "t" + kind)
     table = open_table("t" + kind)
-    write_table(numbers(3), "t" + kind)
+    write(numbers(3), "t" + kind)
     assert every_row(table) == every_row(numbers(10))
 
 
@@ -140,12 +140,12 @@ def test_a_file_that_was_replaced_before_a_training_began_is_refused() -> None:
 @pytest.mark.parametrize("kind", [*KINDS, ".npz"])
 def test_a_table_travels_to_another_process_by_the_names_of_its_files(kind: str) -> None:
     table = numbers(1000)
-    write_table(table, "t" + kind)
+    write(table, "t" + kind)
     found = open_table("t" + kind, columns={"z": "x"}, dtypes={"z": "float64"})
     sent = pickle.dumps(found)
     assert len(sent) < 2000, "no rows travel"
     assert every_row(pickle.loads(sent)) == every_row(found)
-    write_table(numbers(999), "t" + kind)
+    write(numbers(999), "t" + kind)
     with pytest.raises(hr.DataError, match=rf"t{kind} has changed"):
         pickle.loads(sent)
 

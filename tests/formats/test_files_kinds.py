@@ -36,7 +36,7 @@ def mapped_ranges(name: str) -> list[tuple[int, int]]:
 
 def addresses(table: Any) -> list[int]:
     """Where the tensors are that rows of a single record batch are taken from."""
-    fields = table.table._table.columns.values()
+    fields = table.table.columns.values()
     return [tensor.data_ptr() for field in fields for tensor in tensors_of(field) if tensor.numel()]
 
 
@@ -73,7 +73,7 @@ def test_nobody_writes_into_a_file_through_its_rows() -> None:
 def test_numbers_stay_in_the_mapped_file_beside_columns_that_are_decoded() -> None:
     write_table(mixed(9000), "t.arrow", rows_per_block=9000)
     table = open_table("t.arrow", columns=["n", "species", "flag"])
-    columns = table.table._table.columns  # type: ignore[attr-defined]
+    columns = table.table.columns  # type: ignore[attr-defined]
     inside = [
         name
         for name, column in columns.items()
