@@ -299,7 +299,7 @@ def test_a_loader_that_stacks_rows_declares_their_shape() -> None:
             [{"x": torch.zeros(2)}, {"y": torch.zeros(2)}],
             r"list \(x\) declares stream 'x', which is missing in a batch with \['y'\]",
         ),
-        ([torch.zeros(2), torch.zeros(2).long()], r"list \(x\): expected x: float32\[\], got x: int64\[\]"),
+        ([torch.zeros(2), torch.zeros(2).long()], r"list \(x\): expected stream x: float32\[\], got x: int64\[\]"),
         ([torch.zeros(2), torch.zeros(0)], r"list \(x\) gave a batch without rows"),
         (DataLoader(Samples(), 30, drop_last=True), "22 rows do not fill a batch of 30"),
     ],

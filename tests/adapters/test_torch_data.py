@@ -279,7 +279,7 @@ def test_samples_that_draw_random_numbers_are_warned_of_and_leave_no_trace() -> 
     for give in draws:
         trainees.seed()
         before = torch.get_rng_state(), random.getstate()
-        with pytest.warns(UserWarning, match=r"Samples draws random numbers.*hr\.map\(") as caught:
+        with pytest.warns(UserWarning, match=r"Samples draws random numbers.*Trainer\(augment=f\)") as caught:
             from_dataset(Samples(give))
         assert [each.filename for each in caught] == [__file__], "however deep in the library, the line is the user's"
         assert torch.equal(before[0], torch.get_rng_state())

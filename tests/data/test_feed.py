@@ -363,7 +363,7 @@ def test_a_read_that_takes_long_is_left_and_no_row_is_lost(
     order: str, epochs: bool, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever becomes of it, it moves nothing that is read later."""
-    wait_no_longer(monkeypatch, LEAVE_S=0.01)
+    wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=0.01)
     gate = Gate(held=2)
 
     def made(before: Callable[[Tensor], None]) -> Any:
@@ -403,7 +403,7 @@ class Held(Threaded):
 
 
 def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_no_longer(monkeypatch, LEAVE_S=0.01)
+    wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=0.01)
     gate = Gate(held=3)
     source = Held(gate)
     with hr.Feed(source, batch_size=SIZE, macrobatch=SIZE) as feed:
@@ -423,7 +423,7 @@ def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_read_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> None:
-    wait_no_longer(monkeypatch, LEAVE_S=0.01, GIVE_UP_S=0.01)
+    wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=0.01, GIVE_UP_S=0.01)
     gate = Gate(held=3)
     feed = hr.Feed(Held(gate), batch_size=SIZE, macrobatch=SIZE)
     next(iter(feed))

@@ -300,7 +300,7 @@ def same_state(trial: PromiseTrial, promise: str, expected: SavedState, got: str
 
 def uncut(run: Pulled) -> bool:
     """Whether the batches have fields that the library cannot cut for workers."""
-    return any(batch.macrobatch for batch in run.batches)
+    return any(batch.whole for batch in run.batches)
 
 
 def _unit(source: Source) -> str:
