@@ -95,9 +95,8 @@ class Augmentation:
     ) -> Mapping[str, Field]:
         """The fields of batches of so many rows each, changed. `pieces`: their positions, as (epoch, start, stop)."""
         device = next(iter(fields.values())).device  # type: ignore[union-attr]
-        draws, parts = Draws.at(seed, pieces).to(device), [fields]
-        if len(counts) > 1:
-            parts = split_fields(fields, counts)
+        draws = Draws.at(seed, pieces).to(device)
+        parts: Sequence[Mapping[str, Field]] = split_fields(fields, counts) if len(counts) > 1 else [fields]
         pairs = [*zip(parts, draws.split(counts), strict=True)]
         batches = [self._changed(*pair) for pair in pairs if len(pair[1])] or [self._changed(*pairs[0])]
         for batch in batches:
