@@ -17,10 +17,9 @@ from timing import Sample, silence
 from torch import Tensor
 
 import headrace as hr
-from headrace.workers.center import Center, HostWeights
+from headrace.workers.center import Center, HostWeights, Leases
 from headrace.workers.comm import Comm
 from headrace.workers.here import here
-from headrace.workers.leases import Leases
 
 BYTES = 4 << 20
 CALLS, WARM_UP = 30, 5
@@ -40,7 +39,7 @@ def _exchange(repeats: int) -> dict[str, list[float]]:
     comm = here()
     weights = HostWeights({f"layer.{k}": torch.zeros(BYTES // 4 // 8) for k in range(8)})
     center = Center(HostWeights(weights.named), Leases(1 << 40, 1), _merge, comm.count) if comm.leader else None
-    client = comm.open_center(center, weights)
+    client = comm.open_center(center)
     bare = _bare(comm)
     found: dict[str, list[float]] = {RAW: [], CENTER: []}
     if not comm.leader:
@@ -62,8 +61,7 @@ def _exchange(repeats: int) -> dict[str, list[float]]:
                     rivals[name]()
                 if repeat:
                     found[name].append(time.perf_counter() - start)
-    client.call("leave")
-    client.close()
+    client.leave()
     gathered = comm.all_gather(found)
     return {name: list(map(float, seconds)) for name, seconds in gathered[1].items()}
 

@@ -391,8 +391,8 @@ WORKERS = [
     ),
     _fault(
         "rows are sent to the center twice",
-        "self._rows, self._used, self._terms, self._due = 0, [], {}, False\n\n    def refresh",
-        "self._used, self._terms, self._due = [], {}, False\n\n    def refresh",
+        "self.unsent_rows, self._used, self._due = 0, [], False\n\n    def refresh",
+        "self._used, self._due = [], False\n\n    def refresh",
         "workers/test_center.py",
     ),
     _fault(

@@ -22,10 +22,10 @@ from headrace.engines.launch import launch
 from headrace.engines.local import SimComm
 from headrace.engines.network import Network
 from headrace.errors import ConfigError, WorkerError
-from headrace.workers.center import Center, CenterClient, HostWeights
+from headrace.workers.center import Center, HostWeights, Leases
 from headrace.workers.comm import Comm
+from headrace.workers.connection import CenterClient
 from headrace.workers.here import here
-from headrace.workers.leases import Leases
 from headrace.workers.synchronous import Synchronous
 
 
@@ -395,7 +395,7 @@ def center_of(comm: Comm) -> tuple[CenterClient, HostWeights]:
     weights = HostWeights({"w": torch.zeros(BYTES // 4)})
     leases = Leases(EPOCH, LEASE, EPOCH)
     center = Center(HostWeights(weights.named), leases, add, comm.count) if comm.leader else None
-    return comm.open_center(center, weights), weights
+    return comm.open_center(center), weights
 
 
 def train_by_leases(log: list[Any] | None = None) -> dict[str, Any]:
@@ -414,7 +414,7 @@ def train_by_leases(log: list[Any] | None = None) -> dict[str, Any]:
         if log is not None:
             log.append((comm.shard.index, round(comm.now() - begun, 9)))
     samples = center.call("pull", weights=weights)["samples"]
-    center.call("leave")
+    center.leave()
     return {"w": weights.named["w"][0].item(), "samples": samples}
 
 

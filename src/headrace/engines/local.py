@@ -12,8 +12,9 @@ from ..data.shard import Shard
 from ..data.source import Source
 from ..errors import ConfigError
 from ..watch.callback import Callback
-from ..workers.center import Body, Center, CenterClient, HostWeights
+from ..workers.center import Body, Center, HostWeights
 from ..workers.comm import Comm, Op, Pending
+from ..workers.connection import CenterClient
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
 from .job import Job, Result, models_of, own, work
@@ -33,7 +34,7 @@ class SimComm(Comm):
     def memory(self) -> dict[int, list[Tensor]]:
         return self.cluster.memory
 
-    def open_center(self, center: Center | None, like: HostWeights) -> CenterClient:
+    def open_center(self, center: Center | None) -> CenterClient:
         if center is not None:
             self.cluster.center = center
         client = SimCenter(self.cluster, self._worker)
@@ -143,13 +144,14 @@ class SimCenter(CenterClient):
         self._cluster.wait_for_change(self._worker, self._seen)
         self._waits = False
 
-    def close(self) -> None:
-        pass
+    def leave(self) -> None:
+        self.call("leave")
 
-    def at_boundary(self, state: Callable[[], Any]) -> None:
+    def begin(self, state: Callable[[], Any], clock: Mapping[str, Any]) -> None:
         self._state = state
+        self._saved_clock = dict(clock) if len(clock.get("now", [])) == self._cluster.count else {}
 
-    def states_of_others(self, own: Any) -> list[Any]:
+    def gather_states(self, own: Any) -> list[Any]:
         cluster = self._cluster
         others = [cluster.clients[worker] for worker in range(1, cluster.count)]
         return [own, *(cluster.baton.standing_in(other._worker, other._state) for other in others)]
@@ -173,10 +175,7 @@ class SimCenter(CenterClient):
             ],
         }
 
-    def set_clock(self, clock: Mapping[str, Any]) -> None:
-        self._saved_clock = dict(clock) if len(clock.get("now", [])) == self._cluster.count else {}
-
-    def go_back_in_time(self) -> None:
+    def restore_clock(self) -> None:
         cluster, clock = self._cluster, self._saved_clock
         self._saved_clock = {}
         if not clock or not cluster.meet_at_start(self._worker):

@@ -137,13 +137,17 @@ class LossSums:
             self._fold(name)
         return {name: [*term] for name, term in self._terms.items()}
 
+    def add_totals(self, totals: Mapping[str, Sequence[float]]) -> None:
+        """What another worker has added up."""
+        for name, (coefficient, total, weight) in totals.items():
+            self.add(name, total, weight, coefficient)
+
     @classmethod
     def of(cls, totals: Sequence[Mapping[str, Sequence[float]]]) -> "LossSums":
         """What several workers have added up, together."""
         found = cls()
         for terms in totals:
-            for name, (coefficient, total, weight) in terms.items():
-                found.add(name, total, weight, coefficient)
+            found.add_totals(terms)
         return found
 
     @classmethod
@@ -175,8 +179,8 @@ class LossSums:
         term[2] += _added([weight for _, weight in waiting])
 
 
-def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
-    """Adds one batch to what is reported later; an update that was left out does not count."""
+def record_losses(outcome: Outcome, tally: LossSums) -> None:
+    """Adds the loss terms of one batch; those of an update that was left out do not count."""
     applied = outcome.applied
     if applied is False:
         return
@@ -188,6 +192,13 @@ def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
             total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
             weight = weight * applied
         tally.add(name, total, weight, coefficient)
+
+
+def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
+    """Adds the losses and metrics of one batch to what is reported later."""
+    if outcome.applied is False:
+        return
+    record_losses(outcome, tally)
     for name, part in metrics.parts.items():
         metrics.missed |= not outcome.outputs
         for outputs, batch in outcome.outputs:

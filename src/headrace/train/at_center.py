@@ -15,7 +15,7 @@ from ..data.reader import Reader
 from ..data.source import Source
 from ..length import Counters, Length
 from ..loss.by_output import MetricsByOutput
-from ..loss.outcome import LossSums, reported
+from ..loss.outcome import LossSums, record_losses
 from ..step.signals import Signals
 from ..watch.info import Info
 from ..workers.centered import Centered
@@ -42,12 +42,9 @@ class AtCenter(Workers):
     def __init__(self, strategy: Strategy, device: torch.device) -> None:
         super().__init__(strategy, device)
         self.leads = self.comm.leader
-        self._reported_losses: dict[str, list[float]] = {}  # losses of the other workers that have been reported
-        self._reported_rows: list[int] = []  # of each worker, when it was last reported
-        self._measured_at = self.comm.now()
+        self._measured_at: float | None = None  # when the rates of the workers were measured last
         self._stop_sent = self._failed = False
         self._pulled: list[Tensor] | None = None  # what was scored after the last update
-        self._resumed: Resumed | None = None
         self._state: WorkerState | None = None  # of this worker, while it makes no updates
 
     def enter(self, train: Source, modules: Sequence[nn.Module], facts: Mapping[str, Any], signals: Signals) -> None:
@@ -71,31 +68,29 @@ class AtCenter(Workers):
         return leased
 
     def begin(self, info: Info, rates: Rates, resumed: Resumed | None) -> bool:
-        self._info, self._resumed = info, resumed
-        self._stop_sent, self._measured_at, self._agrees = False, self.comm.now(), False
-        self._reported_rows, self._pulled, self._reported_losses = [], None, {}
-        self._state = None if resumed is None else resumed.mine["saved"]
+        strategy, clock = self.strategy, dict[str, Any]()
+        self._info, self._agrees, self._stop_sent = info, False, False
+        self._measured_at = self._pulled = self._state = None
         if resumed is not None:
-            own, center = resumed.mine["replica"], resumed.common["strategy"]["state"]
+            own, saved = resumed.mine["replica"], resumed.common["strategy"]["state"]
+            self._state = resumed.mine["saved"]
             put_back(info.replica, own)
-            self._reported_rows, self._reported_losses = list(center["rows"]), own.get("reported", {})
-            self.strategy.load_state_dict(info.replica, center, own.get("strategy"))
-        self.strategy.begin(info.replica)
-        self._leased.center = self.strategy.client
-        if resumed is not None and "strategy" in resumed.mine["replica"]:
-            self.strategy.client.set_clock(resumed.common["strategy"]["state"]["clock"])
-        self.strategy.client.at_boundary(lambda: self._state or self.own_parts())
-        self._update_counters(info)
+            strategy.load_state_dict(info.replica, saved, own.get("strategy"))
+            clock = saved["clock"] if "strategy" in own else clock
+        strategy.begin(info.replica)
+        self._leased.center = strategy.client
+        strategy.client.begin(lambda: self._state or self.own_parts(), clock)
+        self._update_counters()
         return False
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
-        if self._resumed is not None:
-            self.strategy.client.go_back_in_time()
-            self._resumed, self._measured_at = None, self.comm.now()
+        if self._measured_at is None:
+            self.strategy.client.restore_clock()
+            self._measured_at = self.comm.now()
         self._state = None
         self._exchange_if_due()
         for batch in feed if not self._info.stopping else ():
-            batch.samples = 0  # they count once the center has heard of them
+            batch.samples = 0  # they count once the center has their exchange
             yield batch
             self._exchange_if_due()
             if self._info.stopping:
@@ -103,19 +98,25 @@ class AtCenter(Workers):
 
     def _exchange_if_due(self) -> None:
         self.strategy.exchange_if_due(self._info.replica)
-        self._update_counters(self._info)
+        self._update_counters()
+
+    def _update_counters(self) -> None:
+        info, progress = self._info, self.strategy.progress
+        info.counters.samples = progress["samples"]
+        info.stopping = info.stopping or progress["stop"]
+        self._stop_sent |= bool(progress["stop"])
 
     def progress(self, info: Info) -> Counters:
-        """As if all were as far as this worker since it last heard of them."""
+        """As if all workers had trained on as many rows as this one since its last exchange."""
         return replace(info.counters, samples=info.samples + self.strategy.unsent_rows * self.comm.count)
 
     def updated(self, info: Info, batch: Batch) -> bool:
         before, self._pulled = info.samples, None
         self.comm.worked(batch.rows)
         self.comm.at(info.step, "training")
-        given = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
-        terms = {name: reported(term) for name, term in given.items()}
-        self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
+        if info.outcome is not None and not self.leads:
+            record_losses(info.outcome, self.strategy.sums)
+        self.strategy.used(cast(dict[str, Any], batch.cursor))
         self.strategy.after(info.replica, info.counters, batch.rows, batch.total, info.ends_epoch)
         if self.leads:  # which is saved between updates, and reports what all have learnt by now
             self._exchange_if_due()
@@ -123,46 +124,37 @@ class AtCenter(Workers):
         return False
 
     def decide(self, info: Info, signals: Signals, due: bool, now: bool) -> bool:
-        if self.leads and not self._stop_sent and info.stopping:
+        if self.leads:
             self._ask_to_stop(info.stopping)
         return due
 
     def _ask_to_stop(self, why: str) -> None:
-        self._stop_sent = True
-        self.strategy.client.call("stop", {"why": why})
+        """Tells the center why all workers are to stop, if they are and it does not know."""
+        if why and not self._stop_sent:
+            self._stop_sent = True
+            self.strategy.client.call("stop", {"why": why})
 
     def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
-        """Losses of this worker's rows, and of those of others that the center has heard of; metrics of this one's."""
-        if not self.leads:
+        """Losses of this worker's rows, and of those that others have exchanged; metrics of this one's rows."""
+        if self.strategy.center is None:
             return super().trained(sums, metrics)
-        status = self.strategy.center.status()
-        others = {
-            name: _minus(numbers, self.strategy.sent_terms.get(name)) for name, numbers in status["terms"].items()
-        }
-        fresh = {name: _minus(numbers, self._reported_losses.get(name)) for name, numbers in others.items()}
-        self._reported_losses = others
-        self._measure(status["rows"])
-        return LossSums.of([sums.totals(), fresh]).read(), metrics.compute()
-
-    def _measure(self, rows: list[int]) -> None:
-        """The rows a second of each worker since the last report, from those that the center has of it by now."""
-        now, before = self.comm.now(), self._reported_rows or [0] * self.comm.count
-        if now > self._measured_at:
-            self.rates = [(after - then) / (now - self._measured_at) for after, then in zip(rows, before, strict=False)]
-        self._reported_rows, self._measured_at = rows, now
+        others, rows = self.strategy.center.report()
+        now = self.comm.now()
+        if self._measured_at is not None and now > self._measured_at:
+            self.rates = [count / (now - self._measured_at) for count in rows]
+            self._measured_at = now
+        return LossSums.of([sums.totals(), others.totals()]).read(), metrics.compute()
 
     def has_more_rows(self, info: Info) -> bool:
-        """All rows have been used: whether the center has heard more since this worker's last report."""
+        """All rows have been used: whether the center has more of them than this worker has reported."""
         if not self.leads:
             return False
-        known = self.strategy.refresh()
-        info.counters.samples = known["samples"]
+        samples = info.counters.samples = self.strategy.refresh()["samples"]
         rows = info.history.rows
-        more = bool(rows) and rows[-1]["samples"] != known["samples"]
-        if more:
-            rows[-1]["samples"] = known["samples"]
-            self._pulled = None
-        return more
+        if not rows or rows[-1]["samples"] == samples:
+            return False
+        rows[-1]["samples"], self._pulled = samples, None
+        return True
 
     def state(self, info: Info) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         if not self.leads:
@@ -180,16 +172,15 @@ class AtCenter(Workers):
             "strategy": self.strategy.own_state(),
             "weights": replica.by_name([tensor.clone() for tensor in replica.tensors]),
             "counts": [count.clone() for count in replica.counts],
-            "reported": self._reported_losses,
         }
 
     def gather_states(self, own: Callable[[], WorkerState]) -> list[WorkerState] | None:
         """Where workers take turns, those of all, who wait between two updates; else only those of worker 0."""
-        return self.strategy.client.states_of_others(own()) if self.leads else None
+        return self.strategy.client.gather_states(own()) if self.leads else None
 
     @contextmanager
     def consensus(self, info: Info) -> Iterator[None]:
-        """Worker 0 alone looks at the center's weights."""
+        """Only worker 0 looks at the center's weights."""
         if not self.leads:
             yield
             return
@@ -203,13 +194,10 @@ class AtCenter(Workers):
         return self._pulled
 
     def finish(self, info: Info) -> None:
-        self._exchange_rest(info)
+        self.strategy.finish(info.replica)
+        self._update_counters()
         self._pulled = None
         super().finish(info)
-
-    def _exchange_rest(self, info: Info) -> None:
-        self.strategy.finish(info.replica)
-        self._update_counters(info)
 
     def report_error(self, error: BaseException) -> None:
         self._failed = True
@@ -217,24 +205,9 @@ class AtCenter(Workers):
             self.comm.report_error(error)
 
     def leave(self) -> None:
-        if self._failed:
-            return super().leave()  # all workers end by it
-        self._state = self._state or self.own_parts()
-        if self.leads and not self._stop_sent and (why := self._signals.why or self._info.stopping):
-            self._ask_to_stop(why)  # only now: what has been saved goes on as if nobody had asked
-        self.strategy.leave()
+        if not self._failed:  # else all workers end by it
+            self._state = self._state or self.own_parts()
+            if self.leads:  # only now: what has been saved continues as if nobody had asked
+                self._ask_to_stop(self._signals.why or self._info.stopping)
+            self.strategy.leave()
         super().leave()
-
-    def _update_counters(self, info: Info) -> None:
-        known = self.strategy.progress
-        info.counters.samples = known["samples"]
-        if known["stop"]:
-            info.stopping = info.stopping or known["stop"]
-            self._stop_sent = True
-
-
-def _minus(numbers: Sequence[float], known: Sequence[float] | None) -> list[float]:
-    """A term's coefficient, sum and weight without those of rows that are known."""
-    coefficient, total, weight = numbers
-    _, known_total, known_weight = known or (0.0, 0.0, 0.0)
-    return [coefficient, total - known_total, weight - known_weight]

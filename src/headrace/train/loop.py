@@ -97,7 +97,7 @@ class Loop:
         self._workers.enter(self._plan.train, trainer.all_modules, self._facts(), self._signals)
         self._checkpointer.choose(trainer.model, self._at.settings)
         info.run = info.history.run = self._checkpointer.path
-        self._signals.is_only_worker = info.alone = not self._workers.in_step
+        self._signals.is_only_worker = info.is_only_worker = not self._workers.in_step
         info.leased, trainer.last_training.info = self._workers.strategy.centered, info
         if self._checkpointer.keeps and trainer.has_own_train_step:
             trainer.last_training.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.all_modules)
@@ -217,7 +217,7 @@ class Loop:
         """What was due where the training goes on is done."""
         info = self._info
         self._at.forget_absent()
-        if not info.alone:
+        if not info.is_only_worker:
             self._tasks.save |= self._workers.decide(info, self._signals, False, True)
         if resumed.mine["rng"] is not None:
             with readable():

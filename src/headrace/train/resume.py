@@ -14,7 +14,6 @@ from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import TRAINER, Contents
 from ..store.shape import check
-from ..workers.center import add_terms
 from ..workers.strategy import Strategy
 from .checkpoint import PARTS, Checkpoint, WorkerState
 
@@ -89,11 +88,7 @@ def _at_the_center(common: Mapping[str, Any]) -> dict[str, Any]:
 
 def _anew_at_center(first: WorkerState, count: int) -> list[WorkerState]:
     """Worker 0 keeps what its optimizers remember and what it has measured, the others begin anew."""
-    known = {name: list(numbers) for name, numbers in first["replica"]["reported"].items()}
-    for name, numbers in first["replica"]["strategy"]["sent"].items():
-        add_terms(known, name, *numbers)
-    replica = {"reported": known}
-    leader = _joined(first | {"replica": replica}, [first]) | {"saved": None}
+    leader = _joined(first | {"replica": {}}, [first]) | {"saved": None}
     other = {"rng": None, "microbatch": first["microbatch"], "replica": {}, "tally": [], "metrics": [], "saved": None}
     return [leader, *[other] * (count - 1)]
 

@@ -1,16 +1,18 @@
 """The base of strategies whose workers exchange weights with a center, each at its own pace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..arena.replica import Replica
 from ..errors import ConfigError
 from ..length import Counters, Length, interval
-from .center import Body, Center, CenterClient, HostWeights, add_terms
-from .leases import Leases, Rows, joined
+from ..loss.outcome import LossSums
+from .center import Body, Center, HostWeights, Leases, Rows, joined
+from .connection import CenterClient
 from .strategy import State, Strategy
 
 SHARES = 8
@@ -38,18 +40,21 @@ class Centered(Strategy, ABC):
         self.every = None if every == "end" else interval(every, "every")
         self.lease = lease
         self._leases = Leases(1, 1)
-        self._resumed: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
+        self._resumed: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = None, None
         self._forget()
 
     def _forget(self) -> None:
+        self.center: Center | None = None
+        """The center itself, in worker 0, during a training."""
+        self.progress: Body = {"samples": 0, "stop": ""}
+        """The progress that the center reported last: rows that all workers have used, and why they are to stop."""
+        self.unsent_rows = 0
+        """Rows that this worker has trained on since its last exchange."""
+        self.sums = LossSums()
+        """The loss terms of these rows, of workers other than 0; the loop adds them."""
+        self._used = list[Rows]()
         self._counters = Counters()
-        self._rows, self._used = 0, list[Rows]()
-        self._terms: dict[str, list[float]] = {}
-        """What this worker has learnt from since its last exchange."""
-        self._sent_terms: dict[str, list[float]] = {}
         self._due = False
-        self._progress: Body = {"samples": 0, "epochs": 0, "stop": ""}
-        self._center: Center | None = None
         self._client: CenterClient | None = None
 
     @abstractmethod
@@ -61,27 +66,6 @@ class Centered(Strategy, ABC):
         """How this worker calls the center."""
         assert self._client is not None, "the training has not begun"
         return self._client
-
-    @property
-    def center(self) -> Center:
-        """The center itself, in worker 0."""
-        assert self._center is not None, "only worker 0 has it, in a training"
-        return self._center
-
-    @property
-    def progress(self) -> Body:
-        """The progress that the center reported last: `samples` and `epochs` of all workers, and `stop`."""
-        return self._progress
-
-    @property
-    def unsent_rows(self) -> int:
-        """Rows that this worker has trained on since its last exchange."""
-        return self._rows
-
-    @property
-    def sent_terms(self) -> dict[str, list[float]]:
-        """Coefficients, sums and weights of the loss terms that this worker has sent to the center."""
-        return self._sent_terms
 
     def plan_leases(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> Leases:
         """Sets how the center leases the data: epochs of `rows` rows, read in batches, up to row `end`.
@@ -101,32 +85,30 @@ class Centered(Strategy, ABC):
 
     def begin(self, replica: Replica) -> None:
         """All workers begin together, with the center's weights, or with their own if they resume exactly."""
-        resumed, self._resumed = self._resumed, None
+        state, own = self._resumed
+        self._resumed = None, None
         self._forget()
-        self._weights = HostWeights.of(replica)
+        self._weights = HostWeights(replica.by_name(replica.tensors))
         if self.comm.leader:
-            self._center = Center(HostWeights.of(replica), self._leases, self.merge, self.comm.count)
-            if resumed is not None:
-                self._center.load_state_dict(resumed[0], exact=resumed[1] is not None)
-        self._client = self.comm.open_center(self._center, self._weights)
-        self._progress = self.comm.share(self._center and self._center.progress())
-        if resumed is not None and resumed[1] is not None:
-            self._load_own(resumed[1])
+            self.center = Center(HostWeights(self._weights.named), self._leases, self.merge, self.comm.count)
+            if state is not None:
+                self.center.load_state_dict(state, workers=0 if own is None else self.comm.count)
+        self._client = self.comm.open_center(self.center)
+        self.progress = self.comm.share(self.center and self.center.progress)
+        if own is not None:
+            self._load_own(own)
 
-    def used(self, cursor: Mapping[str, Any] | None, terms: Mapping[str, Sequence[float]]) -> None:
-        """Called before `after`: the rows of the update, as `Leased` says in the cursor, and its loss terms."""
-        if cursor is not None and cursor.get("used") is not None:
-            start, stop = cursor["used"]
-            self._used.append((start, stop))
-            self._due |= not cursor["leases"]
-        for name, (coefficient, total, weight) in terms.items():
-            add_terms(self._terms, name, coefficient, total, weight)
+    def used(self, cursor: Mapping[str, Any]) -> None:
+        """Called before `after`: the rows of the update, as `Leased` writes them into the cursor."""
+        start, stop = cursor["used"]
+        self._used.append((start, stop))
+        self._due |= not cursor["leases"]
 
     def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
         own = self._counters
         own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
         own.rows, own.ends_epoch = rows, ends_epoch
-        self._rows += rows
+        self.unsent_rows += rows
         self._due |= self.every is not None and self.every.fires(own)
         return False
 
@@ -137,49 +119,47 @@ class Centered(Strategy, ABC):
 
     def exchange(self, replica: Replica) -> None:
         """Sends the changes since the last exchange, and takes over the weights that the center returns."""
-        self._weights.read(replica)
-        body = {"rows": self._rows, "used": [list(rows) for rows in joined(self._used)], "terms": self._terms}
-        self._progress = self.client.call("exchange", body, self._weights)
-        self._weights.write(replica)
-        for name, (coefficient, total, weight) in self._terms.items():
-            add_terms(self._sent_terms, name, coefficient, total, weight)
-        self._rows, self._used, self._terms, self._due = 0, [], {}, False
+        named = replica.by_name(replica.tensors)
+        self._weights.load(named)
+        body = {"rows": self.unsent_rows, "used": joined(self._used), "terms": self.sums.totals()}
+        self.progress = self.client.call("exchange", body, self._weights)
+        torch._foreach_copy_([named[name] for name in self._weights.named], self._weights.tensors)
+        self.sums.reset()
+        self.unsent_rows, self._used, self._due = 0, [], False
 
     def refresh(self) -> Body:
         """Gets the progress of the training from the center."""
-        self._progress = self.client.call("pull")
-        return self._progress
+        self.progress = self.client.call("pull")
+        return self.progress
 
     def finish(self, replica: Replica) -> None:
-        if self._rows:
+        if self.unsent_rows:
             self.exchange(replica)
 
     def leave(self) -> None:
-        client, self._client = self._client, None
+        client, self._client, self.center = self._client, None, None
         if client is not None:
-            client.call("leave")
-            client.close()
+            client.leave()
 
     def consensus(self, replica: Replica) -> list[Tensor]:
         """The center's weights."""
         weights = HostWeights(self._weights.named)
-        self._progress = self.client.call("pull", weights=weights)
+        self.progress = self.client.call("pull", weights=weights)
         return replica.joined(weights.named)
 
     def state_dict(self, replica: Replica) -> State:
         """The state of the center and the virtual time of all workers, which worker 0 saves."""
-        return self.center.state_dict() | {"clock": self.client.clock()} if self.comm.leader else {}
+        return {} if self.center is None else self.center.state_dict() | {"clock": self.client.clock()}
 
     def own_state(self) -> State:
         counters = self._counters
         return {
-            "rows": self._rows,
+            "rows": self.unsent_rows,
             "used": [list(rows) for rows in joined(self._used)],
-            "terms": {name: list(numbers) for name, numbers in self._terms.items()},
-            "sent": {name: list(numbers) for name, numbers in self._sent_terms.items()},
+            "terms": self.sums.state_dict(),
             "due": self._due,
             "counters": [counters.steps, counters.samples, counters.epochs],
-            "progress": dict(self._progress),
+            "progress": dict(self.progress),
         }
 
     def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
@@ -187,10 +167,9 @@ class Centered(Strategy, ABC):
         self._resumed = state, own
 
     def _load_own(self, own: Mapping[str, Any]) -> None:
-        self._rows, self._due = int(own["rows"]), bool(own["due"])
+        self.unsent_rows, self._due = int(own["rows"]), bool(own["due"])
         self._used = [(int(start), int(stop)) for start, stop in own["used"]]
-        self._terms = {name: list(numbers) for name, numbers in own["terms"].items()}
-        self._sent_terms = {name: list(numbers) for name, numbers in own["sent"].items()}
+        self.sums.load_state_dict(own["terms"])
         counters = self._counters
         counters.steps, counters.samples, counters.epochs = map(int, own["counters"])
-        self._progress = dict(own["progress"]) | {"stop": ""}
+        self.progress = dict(own["progress"]) | {"stop": ""}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..data.shard import WHOLE, Shard
-from .center import Center, CenterClient, HostWeights
-from .connection import open_center
+from .center import Center
+from .connection import CenterClient, open_center
 from .join import TIMEOUT_S
 
 Op = Literal["sum", "max", "tree"]
@@ -67,9 +67,9 @@ class Comm(ABC):
         """Blocks by their size that workers use in turns, for what each keeps within an update; if they take turns."""
         return None
 
-    def open_center(self, center: Center | None, like: HostWeights) -> CenterClient:
-        """How this worker calls the center of a training, which worker 0 gives; `like`: its weights."""
-        return open_center(self, center, like, self.timeout_s)
+    def open_center(self, center: Center | None) -> CenterClient:
+        """How this worker calls the center of a training, which worker 0 gives."""
+        return open_center(self, center)
 
     def attempt(self, call: Callable[..., Result], *arguments: Any) -> Result:
         """Makes a call that fails if another worker is lost; the error then says which one."""

@@ -1,4 +1,4 @@
-"""Carries calls to the center over one connection for each worker, to a thread of worker 0."""
+"""How workers call the center: over one connection for each, to a thread of worker 0, which calls it directly."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -14,17 +14,99 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.staging import keep_freed_memory
 from ..errors import WorkerError
-from .center import PAUSE_S, Body, Center, CenterClient, HostWeights, LocalCenter, Patience
+from .center import Body, Center, HostWeights
 from .join import LOOPBACK, is_loopback
 
 if TYPE_CHECKING:
     from .comm import Comm
 
+PAUSE_S = 0.02
+"""How long a worker waits before it asks once more."""
 _KEY_BYTES = 32
 _MOST = 1 << 26  # bytes of a message beside the weights
 
 
-def open_center(comm: "Comm", center: Center | None, like: HostWeights, timeout_s: float) -> CenterClient:
+class CenterClient:
+    """Calls the center for one worker: over a connection, or directly in worker 0, which has the center."""
+
+    def __init__(
+        self,
+        comm: "Comm",
+        center: Center | None = None,
+        listener: Listener | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        self._comm, self._center, self._listener, self._connection = comm, center, listener, connection
+        self._exchanges, self._since_s = -1, 0.0
+
+    def call(self, name: str, body: Body | None = None, weights: HostWeights | None = None) -> Body:
+        """The answer of `Center.serve`; the weights become those that the center gives back."""
+        answer: Body = self._comm.attempt(self._call, name, body or {}, weights)
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer
+
+    def _call(self, name: str, body: Body, weights: HostWeights | None) -> Body:
+        center, connection = self._center, self._connection
+        if center is not None:
+            if center.lost is not None and name != "leave":
+                raise ConnectionError(f"worker {center.lost} has closed its connection with the center")
+            return center.serve(0, name, body, weights)
+        assert connection is not None
+        connection.send_bytes(json.dumps([name, body, weights is not None]).encode())
+        if name == "exchange" and weights is not None:
+            connection.send_bytes(weights.memory)
+        answer: Body = json.loads(connection.recv_bytes(_MOST))
+        if weights is not None and "error" not in answer:
+            connection.recv_bytes_into(weights.memory)
+        return answer
+
+    def wait(self, answer: Body) -> None:
+        """Returns after this answer, that no rows are free, when some may be; raises if no worker exchanges any more.
+
+        That is, when none has for as long as workers wait for each other.
+        """
+        now_s, limit_s = time.monotonic(), self._comm.timeout_s
+        if answer["exchanges"] != self._exchanges:
+            self._exchanges, self._since_s = answer["exchanges"], now_s
+        elif now_s - self._since_s > limit_s:
+            raise WorkerError(
+                f"all rows that are left are with other workers, of which none has come to the center for "
+                f"{limit_s:g} s. If they may take longer, raise timeout_s."
+            )
+        time.sleep(PAUSE_S)
+
+    def leave(self) -> None:
+        """This worker calls no more. Worker 0 returns once all others have left too."""
+        try:
+            self.call("leave")
+            while self._center is not None and len(self._center.gone) < self._center.count:
+                self.call("pull")
+                time.sleep(PAUSE_S)
+        finally:
+            for each in (self._listener, self._connection):
+                if each is not None:
+                    with suppress(OSError):
+                        each.close()
+
+    # --- for workers that take turns, which a checkpoint holds as they are -----------------------------------
+
+    def begin(self, state: Callable[[], Any], clock: Mapping[str, Any]) -> None:
+        """Before the first update: `state` gives that of this worker while it waits here; `clock` is a saved one."""
+
+    def restore_clock(self) -> None:
+        """Sets the virtual time of all workers to the one that `begin` was given; each calls it before it trains."""
+
+    def clock(self) -> Body:
+        """The virtual time of all workers."""
+        return {}
+
+    def gather_states(self, own: Any) -> list[Any]:
+        """The states to save, beginning with worker 0's `own`: of all workers if they take turns, else this one."""
+        return [own]
+
+
+def open_center(comm: "Comm", center: Center | None) -> CenterClient:
     """The client of each worker; all workers call it together, and worker 0 gives the center.
 
     Worker 0 listens on loopback, or on the address by which it reaches MASTER_ADDR where that is another host's. Only
@@ -32,122 +114,61 @@ def open_center(comm: "Comm", center: Center | None, like: HostWeights, timeout_
     bytes of the weights.
     """
     if center is not None and comm.count == 1:
-        return LocalCenter(center, timeout_s)
+        return CenterClient(comm, center)
     keep_freed_memory()
     if center is not None:
-        server = CenterServer(center)
-        comm.share([*server.address, server.key.hex()])
-        return ServingCenter(center, server, timeout_s, comm.attempt)
-    host, port, key = comm.share()
-    connection: Connection = comm.attempt(
-        Client, (host, port), "AF_INET6" if ":" in host else "AF_INET", bytes.fromhex(key)
-    )
+        key, host = secrets.token_bytes(_KEY_BYTES), _own_address()
+        listener = Listener((host, 0), _family(host), backlog=center.count, authkey=key)
+        threading.Thread(target=_accept, args=(center, listener), name="headrace-center", daemon=True).start()
+        comm.share([*listener.address[:2], key.hex()])
+        return CenterClient(comm, center, listener)
+    host, port, shared = comm.share()
+    connection: Connection = comm.attempt(Client, (host, port), _family(host), bytes.fromhex(shared))
     connection.send_bytes(str(comm.shard.index).encode())
-    return RemoteCenter(connection, timeout_s, comm.attempt)
+    return CenterClient(comm, connection=connection)
 
 
-class CenterServer:
-    """Accepts the connections of the other workers, and serves each in a thread."""
+def _accept(center: Center, listener: Listener) -> None:
+    """Accepts a connection of every other worker, and serves each in a thread."""
+    missing = center.count - 1
+    while missing:
+        try:
+            connection = listener.accept()
+            worker = int(connection.recv_bytes(16))
+        except AuthenticationError:  # a stranger
+            continue
+        except (OSError, EOFError, ValueError):
+            if listener._listener is None:  # type: ignore[attr-defined]
+                return
+            continue
+        missing -= 1
+        name = f"headrace-center-{worker}"
+        threading.Thread(target=_serve, args=(center, connection, worker), name=name, daemon=True).start()
 
-    def __init__(self, center: Center) -> None:
-        self._center, self.key = center, secrets.token_bytes(_KEY_BYTES)
-        host = _own_address()
-        family = "AF_INET6" if ":" in host else "AF_INET"
-        self._listener = Listener((host, 0), family, backlog=center.count, authkey=self.key)
-        self.address: tuple[str, int] = self._listener.address[:2]
-        threading.Thread(target=self._accept, name="headrace-center", daemon=True).start()
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        missing = self._center.count - 1
-        while missing:
+def _serve(center: Center, connection: Connection, worker: int) -> None:
+    """Answers the calls of one worker until it leaves."""
+    weights = HostWeights(center.weights.named)
+    try:
+        while worker not in center.gone:
+            name, body, has_weights = json.loads(connection.recv_bytes(_MOST))
+            if name == "exchange":
+                connection.recv_bytes_into(weights.memory)
             try:
-                connection = self._listener.accept()
-                worker = int(connection.recv_bytes(16))
-            except AuthenticationError:  # a stranger
-                continue
-            except (OSError, EOFError, ValueError):
-                if self._listener._listener is None:  # type: ignore[attr-defined]
-                    return
-                continue
-            missing -= 1
-            serve = threading.Thread(
-                target=self._serve, args=(connection, worker), name=f"headrace-center-{worker}", daemon=True
-            )
-            serve.start()
-
-    def _serve(self, connection: Connection, worker: int) -> None:
-        center = self._center
-        weights = HostWeights(center.weights.named)
-        try:
-            while worker not in center.left:
-                name, body, has_weights = json.loads(connection.recv_bytes(_MOST))
-                if name == "exchange":
-                    connection.recv_bytes_into(_buffer(weights))
-                try:
-                    answer = center.serve(worker, name, body, weights if has_weights else None)
-                except Exception as error:
-                    connection.send_bytes(json.dumps({"error": f"{error}"}).encode())
-                    continue
-                connection.send_bytes(json.dumps(answer).encode())
-                if has_weights:
-                    connection.send_bytes(_buffer(weights))
-        except (OSError, EOFError):
-            center.lost = worker
-        finally:
-            connection.close()
+                answer = center.serve(worker, name, body, weights if has_weights else None)
+            except Exception as error:
+                answer = {"error": str(error)}
+            connection.send_bytes(json.dumps(answer).encode())
+            if has_weights and "error" not in answer:
+                connection.send_bytes(weights.memory)
+    except (OSError, EOFError):
+        center.lost = worker
+    finally:
+        connection.close()
 
 
-class ServingCenter(LocalCenter):
-    """The client of worker 0, which serves the others."""
-
-    def __init__(self, center: Center, server: CenterServer, timeout_s: float, attempt: Callable[..., Any]) -> None:
-        super().__init__(center, timeout_s, attempt)
-        self._server = server
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._server.close()
-
-
-class RemoteCenter(CenterClient):
-    """The client of another worker."""
-
-    def __init__(self, connection: Connection, timeout_s: float, attempt: Callable[..., Any]) -> None:
-        self._connection, self._attempt, self._patience = connection, attempt, Patience(timeout_s)
-
-    def call(self, name: str, body: Body | None = None, weights: HostWeights | None = None) -> Body:
-        answer: Body = self._attempt(self._call, name, body or {}, weights)
-        if "error" in answer:
-            raise WorkerError(answer["error"])
-        return answer
-
-    def _call(self, name: str, body: Body, weights: HostWeights | None) -> Body:
-        connection = self._connection
-        connection.send_bytes(json.dumps([name, body, weights is not None]).encode())
-        if name == "exchange" and weights is not None:
-            connection.send_bytes(_buffer(weights))
-        answer: Body = json.loads(connection.recv_bytes(_MOST))
-        if weights is not None and "error" not in answer:
-            connection.recv_bytes_into(_buffer(weights))
-        return answer
-
-    def wait(self, answer: Body) -> None:
-        self._patience.check(answer)
-        time.sleep(PAUSE_S)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._connection.close()
-
-
-def _buffer(weights: HostWeights) -> memoryview:
-    flat: Any = weights.flat.numpy()
-    return memoryview(flat)
+def _family(host: str) -> str:
+    return "AF_INET6" if ":" in host else "AF_INET"
 
 
 def _own_address() -> str:

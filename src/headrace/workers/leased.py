@@ -1,6 +1,5 @@
 """A source that reads the rows which a center leases this worker."""
 
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ..data.batch import Batch, Macrobatch, State
@@ -8,23 +7,23 @@ from ..data.reader import Reader, SourceWrapper
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source
 from ..errors import ConfigError, SourceError
-from .center import CenterClient
-from .leases import Rows
+from .center import Rows
+from .connection import CenterClient
 
 _OWN = ("used", "leases", "pass")
 
 
 class Leased(SourceWrapper):
-    """Reads what the center leases this worker, a lease at a time; every batch is whole its own, the shard is ignored.
+    """Reads what the center leases this worker, a lease at a time; a batch is this worker's only, the shard is ignored.
 
-    Batches do not cross leases, so the last one of a lease may be short. The next lease is asked for before that one
+    Batches do not cross leases, so the last one of a lease may be short. The next lease is requested before that batch
     is given. It ends an epoch of this worker, a *pass*, if the next lease is of a later epoch, or if there is none:
     then nothing is left to read, unless another worker gives rows back. As long as that may happen it waits for them;
     no epoch ends twice.
 
-    Cursors are those of the Reader and say, beside, which positions the batch had and which lease to go on with:
-    `used` is [start, stop], and `leases` is empty when there was nothing more to read. They are good as long as these
-    rows are out with this worker.
+    Cursors are those of the Reader with the positions of the batch and the leases to continue with: `used` is [start,
+    stop], and `leases` is empty when there was nothing more to read. They are valid as long as these rows are out with
+    this worker.
     """
 
     center: CenterClient
@@ -39,9 +38,7 @@ class Leased(SourceWrapper):
         super().__init__(reader, thread_safe=False)
         self.reader = reader
         self._leases: list[Rows] = []  # what is left of them to read
-        self.exhausted = False
-        """Whether the center has said that all rows have been used."""
-        self._reads = False
+        self._is_over = self._is_reading = False
         self._pass = -1  # the epoch that this worker is in: it has ended those before
 
     @property
@@ -56,44 +53,44 @@ class Leased(SourceWrapper):
         return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
-        """Batches of one lease; the last one stands alone where possible, so that the next lease is requested late."""
-        self._reads = True
+        """Batches of one lease; the last one comes separately if possible, so that the next lease is requested late."""
+        self._is_reading = True
         try:
             return self._read(size, rows)
         finally:
-            self._reads = False
+            self._is_reading = False
 
     def cursor_now(self, cursor: State) -> State:
-        """The cursor of the batch used last, with what has been leased since, while more is being read."""
-        return cursor | _place(self._leases, self._pass) if self._reads else cursor
+        """The cursor of the batch used last; while more is being read, with what has been leased since."""
+        return cursor | _cursor(self._leases, self._pass) if self._is_reading else cursor
 
     def _read(self, size: int, rows: int) -> Macrobatch | None:
-        if not self._leases and not self._await():
-            return None
-        lease, following = self._leases[0], self._leases[1:]
-        reader, together = self.reader, max(size, min(rows, lease[1] - lease[0] - size))
-        macrobatch = reader.reading.until(lease[1]).fetch(lease[0], size, together)
+        if not self._leases:
+            self._leases = self._lease(wait=True)
+            if not self._leases:
+                return None
+            self._pass = max(self._pass, self._epoch(self._leases[0][0]))
+        (first, end), following = self._leases[0], self._leases[1:]
+        macrobatch = self.reader.reading.until(end).fetch(first, size, max(size, min(rows, end - first - size)))
         assert macrobatch is not None
-        cuts = list(accumulate(macrobatch.totals, initial=lease[0]))
-        reader.position = cuts[-1]
-        macrobatch.ends_epoch, passed = False, self._pass
-        if cuts[-1] == lease[1]:
-            following = following or self._following()
-            self._pass = max(passed, self._epoch(following[0]) if following else self._epoch(lease) + 1)
-            macrobatch.ends_epoch = self._pass > passed
-        self._leases = [*_left(lease, cuts[-1]), *following]
+        cuts = list(accumulate(macrobatch.totals, initial=first))
+        self.reader.position = cuts[-1]
+        before = self._pass
+        if cuts[-1] == end:
+            following = following or self._lease()
+            self._pass = max(before, self._epoch(following[0][0]) if following else self._epoch(first) + 1)
+        macrobatch.ends_epoch = self._pass > before
+        self._leases = [*_rest(cuts[-1], end), *following]
         macrobatch.cursors = [
-            {
-                **(cursor or {}),
-                "used": [start, stop],
-                **_place([*_left(lease, stop), *following], self._pass if stop == lease[1] else passed),
-            }
+            (cursor or {})
+            | {"used": [start, stop]}
+            | _cursor([*_rest(stop, end), *following], self._pass if stop == end else before)
             for cursor, (start, stop) in zip(macrobatch.cursors, pairwise(cuts), strict=True)
         ]
         return macrobatch
 
     def state_dict(self) -> State:
-        return {**self.reader.state_dict(), "used": None, **_place(self._leases, self._pass)}
+        return {**self.reader.state_dict(), "used": None, **_cursor(self._leases, self._pass)}
 
     def load_state_dict(self, state: State) -> None:
         if missing := [key for key in _OWN if key not in state]:
@@ -102,38 +99,30 @@ class Leased(SourceWrapper):
         self._leases = [(int(start), int(stop)) for start, stop in state["leases"]]
         self._pass = state["pass"]
 
-    def begin_at(self, epoch: int) -> None:
-        """Epochs before this one have ended: what is left of them ends none."""
-        self._pass = max(self._pass, epoch)
-
-    def _following(self) -> list[Rows]:
-        """The next lease, if there is one now."""
-        rows = self.center.call("lease")["rows"]
-        return [(rows[0], rows[1])] if rows else []
-
-    def _await(self) -> bool:
-        """Waits until there are rows to read; whether there are any left."""
-        while not self.exhausted:
+    def _lease(self, wait: bool = False) -> list[Rows]:
+        """The next lease; an empty list if there is none now or, after a `wait`, none any more."""
+        while not self._is_over:
             answer = self.center.call("lease")
             if answer["rows"]:
                 start, stop = answer["rows"]
-                self._leases, self._pass = [(start, stop)], max(self._pass, self._epoch((start, stop)))
-                return True
-            self.exhausted = answer["over"]
-            if not self.exhausted:
+                return [(start, stop)]
+            if not wait:
+                break
+            self._is_over = answer["over"]
+            if not self._is_over:
                 self.center.wait(answer)
                 self.waiting()
-        return False
+        return []
 
-    def _epoch(self, lease: Rows) -> int:
-        return lease[0] // self.reader.order.n
-
-
-def _left(lease: Rows, at: int) -> list[Rows]:
-    """What is left of a lease behind a position."""
-    return [(at, lease[1])] if at < lease[1] else []
+    def _epoch(self, position: int) -> int:
+        return position // self.reader.order.n
 
 
-def _place(leases: Sequence[Rows], passed: int) -> State:
-    """What to go on with."""
+def _rest(start: int, stop: int) -> list[Rows]:
+    """What is left of a lease."""
+    return [(start, stop)] if start < stop else []
+
+
+def _cursor(leases: list[Rows], passed: int) -> State:
+    """The part of a cursor that says what to continue with."""
     return {"leases": [list(rows) for rows in leases], "pass": passed}
