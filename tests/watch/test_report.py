@@ -114,7 +114,7 @@ def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
         "epochs 5 steps 100 samples 5,000 time 10 s samples per second 500",
         "30 rows of the test data; 86.67 % are right",
         "80 best 1.5 kB",
-        "100 not whole 1.5 kB",
+        "100 incomplete 1.5 kB",
         "optimizer.groups.lr 0.1",
         "arguments.lr 0.1",
         "versions.headrace 0.1.0",
@@ -257,7 +257,7 @@ def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> Non
     found = page(run)
     assert "The last line of metrics.jsonl was cut short, and is left out." in found.text
     assert "There is no config.json, which says with which settings." in found.text
-    assert "60 not whole" in found.text
+    assert "60 incomplete" in found.text
     assert "epochs 3" in found.text
     assert "Classes" not in found.headings
 
@@ -410,6 +410,19 @@ def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", 1.0)
     places = [float(place) for _, path in drawn.paths for place in re.findall(r"[^MLHVhz ]+", path)]
     assert all(0 <= place <= 1000 for place in places)
+
+
+@pytest.mark.parametrize(
+    "values", [[500.0, 500.0 + 1e-10, 500.0], [0.0, 0.0], [1e-5, 2e-5, 3e-5], [7e6, 9e6], [2e-3, 90.0]]
+)
+def test_the_numbers_at_an_axis_differ(values: list[float]) -> None:
+    reports = [{"epoch": k, "step": k, "train/loss": value} for k, value in enumerate(values, 1)]
+    (panel,) = panels(reports)
+    drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", None)
+    for numbers in (drawn.xs, drawn.ys):
+        texts = [text for _, text in numbers]
+        assert len(texts) == len(set(texts)) >= 2
+    assert all("." not in text for _, text in drawn.xs), "epochs are counted"
 
 
 def test_a_report_that_is_shared_names_no_host_and_no_place(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 320  # across which a curve is thinned: about what a panel has in pixels
-HUGE = 1e300  # what is no less has no place on an axis
+HUGE = 1e100  # what is no less has no place on an axis
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's, distinct to those who see few colours; the first three are for training, validation and test."""
 WIDTH, HEIGHT = 3.6, 2.5  # of a panel, in inches
 ACROSS = 3  # panels side by side
+EQUAL = 1e-9  # a relative difference that no axis shows
 LOG_FROM = 100  # the ratio of the largest loss to the least from which on it is drawn by its logarithm
 
 
@@ -53,25 +54,25 @@ class Panel:
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
     """All panels: the loss and its terms, then metrics, then the rate and whatever else has been reported."""
-    found: dict[str, Panel] = {}
+    by_name: dict[str, Panel] = {}
     keys = keys_of(rows)
     sets = _sets(keys)
     for key in keys:
         if key not in COUNTERS:
             name = panel_of(key, sets)
-            found.setdefault(name, Panel(name)).keys.append(key)
-    for panel in found.values():
+            by_name.setdefault(name, Panel(name)).keys.append(key)
+    for panel in by_name.values():
         panel.keys.sort(key=lambda key: FAMILIES.index(family(key)) if family(key) in FAMILIES else len(FAMILIES))
-    terms = [name for name in found if name.startswith("loss/")]
-    if len(terms) == 1 and _same(rows, found[terms[0]], found.get("loss")):
-        del found[terms[0]]
-    return sorted(found.values(), key=_place)
+    terms = [name for name in by_name if name.startswith("loss/")]
+    if len(terms) == 1 and _same(rows, by_name[terms[0]], by_name.get("loss")):
+        del by_name[terms[0]]
+    return sorted(by_name.values(), key=_place)
 
 
 def _sets(keys: Sequence[str]) -> list[str]:
     """What the keys of each of several validation or test sets begin with, as "val/clean"."""
-    found = [key.removesuffix("/loss") for key in keys if key.startswith(("val/", "test/")) and key.endswith("/loss")]
-    return [name for name in found if name.count("/") == 1 and not name.endswith("/loss")]
+    names = [key.removesuffix("/loss") for key in keys if key.startswith(("val/", "test/")) and key.endswith("/loss")]
+    return [name for name in names if name.count("/") == 1 and not name.endswith("/loss")]
 
 
 def panel_of(key: str, sets: Sequence[str] = ()) -> str:
@@ -100,9 +101,9 @@ def axis_of(rows: Sequence[Row]) -> str:
 def curve_of(rows: Sequence[Row], key: str, places: Sequence[float | None]) -> Curve:
     """The values of a key at these places, thinned; a key that never has a number has no points."""
     pairs = ((x, number(row.get(key))) for x, row in zip(places, rows, strict=True))
-    found = [(x, y if abs(y) < HUGE else math.nan) for x, y in pairs if x is not None and y is not None]
-    kept = thin([y for _, y in found])
-    return Curve(key, [found[k][0] for k in kept], [found[k][1] for k in kept])
+    points = [(x, y if abs(y) < HUGE else math.nan) for x, y in pairs if x is not None and y is not None]
+    kept = thin([y for _, y in points])
+    return Curve(key, [points[k][0] for k in kept], [points[k][1] for k in kept])
 
 
 def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
@@ -120,9 +121,9 @@ def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
     return sorted(kept)
 
 
-def _same(rows: Sequence[Row], term: Panel, whole: Panel | None) -> bool:
+def _same(rows: Sequence[Row], term: Panel, loss: Panel | None) -> bool:
     """Whether the only term of a loss equals the loss."""
-    if whole is None:
+    if loss is None:
         return False
     pairs = [(key, f"{key.removesuffix(f'/{term.name}')}/loss") for key in term.keys]
     return all(row.get(one) == row.get(other) or row.get(one) != row.get(one) for row in rows for one, other in pairs)
@@ -147,9 +148,9 @@ def figure(rows: Sequence[Row], keys: Sequence[str] | None, ax: "Axes | None", b
         wanted = panels(rows)
     if ax is not None:
         draw(ax, rows, wanted[0], best)
-        whole = ax.get_figure(root=True)
-        assert whole is not None
-        return whole
+        figure_of_ax = ax.get_figure(root=True)
+        assert figure_of_ax is not None
+        return figure_of_ax
     made = new_figure(max(1, len(wanted)))
     places = made.axes
     for place, panel in zip(places, wanted, strict=False):
@@ -186,21 +187,35 @@ def png_of(figure: "Figure", **options: Any) -> bytes:
 def draw(ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None) -> None:
     """Draws a panel: its curves against the epoch, or the step, and where the best is."""
     axis = axis_of(rows)
-    curves = panel.curves(rows, axis)
-    for curve, colour in zip(curves, colours_of(curves), strict=True):
-        label = label_of(curve, panel)
-        marker = "o" if len(curve.x) == 1 else None
-        ax.plot(curve.x, curve.y, color=COLOURS[colour], linewidth=1.4, marker=marker, markersize=3.5, label=label)
     at = next((row[axis] for row in rows if row.get("step") == best), None) if best is not None else None
-    if at is not None:
-        ax.axvline(at, color="#888888", linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
-    if wants_log(panel, curves):
+    curves = panel.curves(rows, axis)
+    draw_curves(ax, panel, curves, axis, at)
+    if len(curves) > 1:
+        ax.legend(fontsize="small", frameon=False)
+
+
+def draw_curves(
+    ax: "Axes", panel: Panel, curves: Sequence[Curve], axis: str, best: float | None, parents: Sequence[Curve] = ()
+) -> None:
+    """Draws curves over those of the runs that this one continues; `best` is where on the axis the best step is."""
+    for curve in parents:
+        ax.plot(curve.x, curve.y)
+    for curve, colour in zip(curves, colours_of(curves), strict=True):
+        marker = "o" if len(curve.x) == 1 else None
+        label = label_of(curve, panel)
+        ax.plot(curve.x, curve.y, color=COLOURS[colour], linewidth=1.4, marker=marker, markersize=3.5, label=label)
+    if best is not None:
+        ax.axvline(best, color="#888888", linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
+    values = [y for curve in [*parents, *curves] for y in curve.y if math.isfinite(y)] or [0.0]
+    if wants_log(panel, [*parents, *curves]):
         ax.set_yscale("log")
+    elif max(values) - min(values) <= EQUAL * max(map(abs, values)):
+        room = abs(values[0]) / 2 or 0.5
+        ax.set_ylim(values[0] - room, values[0] + room)
+    ax.locator_params(axis="x", integer=True)  # it counts
     ax.set_xlabel(axis, fontsize="small")
     ax.set_title(panel.title, fontsize="medium", loc="left")
     _plain(ax)
-    if len(curves) > 1:
-        ax.legend(fontsize="small", frameon=False)
 
 
 def _plain(ax: Any) -> None:
@@ -222,7 +237,7 @@ def wants_log(panel: Panel, curves: Sequence[Curve]) -> bool:
     return (
         panel.name.startswith("loss")
         and bool(values)
-        and min(values) > 1e-100
+        and min(values) > 1 / HUGE
         and max(values) >= LOG_FROM * min(values)
     )
 

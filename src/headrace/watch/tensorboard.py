@@ -190,7 +190,7 @@ def _event(wall_time: float, points: Sequence[Point]) -> bytes:
 
 
 def _read(path: Path) -> Iterator[bytes]:
-    """The records of a file, up to the first that is not whole."""
+    """The records of a file, up to the first that is incomplete."""
     with open(disk.open_regular(path, os.O_RDONLY), "rb") as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])

@@ -21,13 +21,13 @@ def write(run: str | Path, out: str | Path | None = None, share: bool = False) -
     the host, the command, the environment and the directories, so that the page can be given to others.
     """
     where = None if out is None else _checked(Path(out))
-    found = read(run_path(run))
-    where = where or _checked(found.path / PAGE)
-    text = page(without_places(found) if share else found).encode(errors="replace")
+    contents = read(run_path(run))
+    where = where or _checked(contents.path / PAGE)
+    text = page(without_places(contents) if share else contents).encode(errors="replace")
     try:
         disk.write_file(where, text)
     except OSError as error:
-        raise disk.failure(error, f"writing the report of {found.path}", where, len(text)) from error
+        raise disk.failure(error, f"writing the report of {contents.path}", where, len(text)) from error
     if (url := url_of(run)) is not None and out is None:
         from ...store.mirror import send
 

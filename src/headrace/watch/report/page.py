@@ -1,4 +1,4 @@
-"""The report page: what `page.html` shows, computed from what was found in a run."""
+"""The report page: what `page.html` shows, computed from the contents of a run."""
 
 import base64
 import math
@@ -19,7 +19,7 @@ from .read import RunContents
 from .scores import PerClass, Scores, scores
 from .svg import chart
 
-WHOLE = 30  # rows up to which the tables of epochs and of classes show all
+FEW = 30  # rows up to which the tables of epochs and of classes show all
 ROWS = 1000  # of the long table
 LINES = 200  # of the log
 SHORT = 4  # letters of a class that fit above its column
@@ -28,7 +28,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]], Mapping[int, str]]
 """Names of columns, lines of cells, and the classes of lines that have one."""
 
 
-def page(found: RunContents) -> str:
+def page(run: RunContents) -> str:
     """The whole page as HTML."""
     from jinja2 import Environment, FileSystemLoader
 
@@ -41,25 +41,25 @@ def page(found: RunContents) -> str:
         "shaded": shaded,
         "zip": zip,
     }
-    judged, pace = scores(found.rows), throughput(found.rows)
-    shared = {"found": found, "whole": WHOLE, "log_lines": LINES, "version": __version__}
+    judged, pace = scores(run.rows), throughput(run.rows)
+    shared = {"run": run, "few": FEW, "log_lines": LINES, "version": __version__}
     return environment.get_template("page.html").render(
         **shared,
-        facts=list(_facts(found, pace)),
-        **_curves(found, pace),
+        facts=list(_facts(run, pace)),
+        **_curves(run, pace),
         **_classes(judged),
-        **_history(found),
-        **_checkpoints(found),
-        picture=base64.b64encode(found.picture or b"").decode(),
-        warnings=_warnings(found),
+        **_history(run),
+        **_checkpoints(run),
+        picture=base64.b64encode(run.picture or b"").decode(),
+        warnings=_warnings(run),
         now=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
 
 
-def _facts(found: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
+def _facts(run: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
     """The numbers to take home: kind, name, value and note of each."""
-    last, row = found.rows[-1] if found.rows else {}, found.best_row
-    key, value = _best_number(found, row)
+    last, row = run.rows[-1] if run.rows else {}, run.best_row
+    key, value = _best_number(run, row)
     if value is not None and row is not None:
         yield "best", f"best {key}", written(value), f"epoch {written(row.get('epoch'))}, step {written(row['step'])}"
     for name, tested in last.items():
@@ -73,46 +73,46 @@ def _facts(found: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str,
     if rates := sorted(rate for rate in pace.values() if math.isfinite(rate)):
         yield "count", "samples per second", written(round(rates[len(rates) // 2])), "median"
     for key, name in {"time/tokens_per_s": "tokens per second", "time/mfu": "MFU"}.items():
-        if timed := sorted(each for row in found.rows if (each := number(row.get(key))) is not None):
+        if timed := sorted(each for row in run.rows if (each := number(row.get(key))) is not None):
             yield "count", name, written(timed[len(timed) // 2]), "median"
 
 
-def _best_number(found: RunContents, row: Row | None) -> tuple[str, float | None]:
+def _best_number(run: RunContents, row: Row | None) -> tuple[str, float | None]:
     """The number by which the best step is the best."""
-    marks = [(key, number(value)) for key, value in found.best.items() if key != "step"]
+    marks = [(key, number(value)) for key, value in run.best.items() if key != "step"]
     if marks and marks[0][1] is not None:
         return marks[0]
     key = next((key for key in ("val/loss", "train/loss") if number((row or {}).get(key)) is not None), "")
     return key, number((row or {}).get(key))
 
 
-def _curves(found: RunContents, pace: Mapping[int, float]) -> dict[str, Any]:
+def _curves(run: RunContents, pace: Mapping[int, float]) -> dict[str, Any]:
     """Panels for the losses, the metrics, the rate and how fast it went."""
-    rows = [dict(row) for row in found.rows]
+    rows = [dict(row) for row in run.rows]
     for k, rate in pace.items():
         rows[k]["samples per second"] = rate
-    axis, best = axis_of(rows), found.best_row
+    axis, best = axis_of(rows), run.best_row
     at = None if best is None else number(best.get(axis))
     drawn = [
-        chart(panel, curves, axis, at, [curve for _, others in found.parents for curve in panel.curves(others, axis)])
+        chart(panel, curves, axis, at, [curve for _, others in run.parents for curve in panel.curves(others, axis)])
         for panel in panels(rows)
         if (curves := panel.curves(rows, axis))
     ]
-    return {"charts": drawn, "axis": axis, "best_at": at, "parents": [name for name, _ in found.parents]}
+    return {"charts": drawn, "axis": axis, "best_at": at, "parents": [name for name, _ in run.parents]}
 
 
 def throughput(rows: Sequence[Row]) -> dict[int, float]:
     """Samples a second between a report and the one before, by the number of the row."""
-    found: dict[int, float] = {}
+    rates: dict[int, float] = {}
     samples, minutes = 0.0, 0.0
     for k, row in enumerate(rows):
         now, at = number(row.get("samples")), number(row.get("minutes"))
         if now is None or at is None or not math.isfinite(now + at):
             continue
         if now > samples and at > minutes:
-            found[k] = (now - samples) / (60 * (at - minutes))
+            rates[k] = (now - samples) / (60 * (at - minutes))
         samples, minutes = now, at
-    return found
+    return rates
 
 
 def _classes(judged: Scores | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _classes(judged: Scores | None) -> dict[str, Any]:
         for group in (judged.classes, averages)
     )
     tall = max((len(one.name) for one in judged.classes), default=0) > SHORT
-    mistakes = [[was, said, f"{count:,}"] for count, was, said in judged.mistakes if len(judged.classes) > 2]
+    mistakes = [[was, answer, f"{count:,}"] for count, was, answer in judged.mistakes if len(judged.classes) > 2]
     return {
         "scores": judged,
         "by_class": by_class,
@@ -144,10 +144,10 @@ def shaded(line: Sequence[int]) -> list[tuple[int, float]]:
     return [(count, (count / total) ** 0.6) for count in line]
 
 
-def _history(found: RunContents) -> dict[str, Any]:
+def _history(run: RunContents) -> dict[str, Any]:
     """The rows: all of few; of many the ends and the best, and behind a click a thousand."""
-    rows, at = found.rows, place_of(found.rows, found.best_row)
-    if len(rows) <= WHOLE:
+    rows, at = run.rows, place_of(run.rows, run.best_row)
+    if len(rows) <= FEW:
         return {"history": _table(rows, range(len(rows)), at)}
     step = math.ceil(len(rows) / ROWS)
     kept = sorted({*range(0, len(rows), step), len(rows) - 1, *([] if at is None else [at])})
@@ -164,25 +164,25 @@ def _table(rows: Sequence[Row], places: Sequence[int | None], best: int | None) 
     return *cells(rows, places), {} if best is None else {list(places).index(best): "best"}
 
 
-def _checkpoints(found: RunContents) -> dict[str, Any]:
-    best = found.best.get("step")
+def _checkpoints(run: RunContents) -> dict[str, Any]:
+    best = run.best.get("step")
     lines = [
         [
             f"{saved.step:,}",
-            " ".join([*(["best"] if saved.step == best else []), *([] if saved.whole else ["not whole"])]),
+            " ".join([*(["best"] if saved.step == best else []), *([] if saved.is_complete else ["incomplete"])]),
             size(saved.nbytes) if saved.nbytes else "",
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.written_at)),
         ]
-        for saved in found.checkpoints
+        for saved in run.checkpoints
     ]
-    marks = {k: "best" for k, saved in enumerate(found.checkpoints) if saved.step == best}
+    marks = {k: "best" for k, saved in enumerate(run.checkpoints) if saved.step == best}
     return {"checkpoints": lines, "checkpoint_marks": marks}
 
 
-def _warnings(found: RunContents) -> list[tuple[str, list[str]]]:
+def _warnings(run: RunContents) -> list[tuple[str, list[str]]]:
     """Warnings in the log, each once with all its times."""
     times: dict[str, list[str]] = {}
-    for at, text in found.warnings:
+    for at, text in run.warnings:
         times.setdefault(text, []).append(at)
     return list(times.items())[-LINES:]
 

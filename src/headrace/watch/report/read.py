@@ -27,7 +27,7 @@ class SavedCheckpoint:
     nbytes: int
     written_at: float
     """Seconds since 1970."""
-    whole: bool = True
+    is_complete: bool = True
     """Whether its manifest can be read, and it has been committed."""
 
 
@@ -51,7 +51,7 @@ class RunContents:
     picture: bytes | None = None
     """What the model said about some images, a PNG."""
     causes: list[tuple[int, str]] = field(default_factory=list)
-    """Steps whose loss was looked into, and what was found: see `Why.write`."""
+    """Steps whose loss was looked into, and the cause: see `Why.write`."""
     running: bool = False
     missing: list[str] = field(default_factory=list)
     """What should be there and is not, or cannot be read, in sentences."""
@@ -85,46 +85,46 @@ class RunContents:
     @property
     def warnings(self) -> list[tuple[str, str]]:
         """The lines of the log that are warnings."""
-        said = [(at, text) for at, text in self.log if not text.startswith(COUNTERS)]
-        return [(at, text) for at, text in said if any(word in text.lower() for word in BAD)]
+        lines = [(at, text) for at, text in self.log if not text.startswith(COUNTERS)]
+        return [(at, text) for at, text in lines if any(word in text.lower() for word in BAD)]
 
 
 def read(path: Path) -> RunContents:
     """Reads a run's directory; raises only if it is none."""
     _check(path)
-    found = RunContents(path)
-    found.facts = _part(found, "run.json", _json, "when and where the training began")
-    found.config = _part(found, "config.json", _json, "with which settings")
-    found.recipe = _part(found, "recipe.json", _json)
+    run = RunContents(path)
+    run.facts = _part(run, "run.json", _json, "when and where the training began")
+    run.config = _part(run, "config.json", _json, "with which settings")
+    run.recipe = _part(run, "recipe.json", _json)
     times = _times(path)
-    found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
-    if found.facts.get("parents"):
-        found.parents = _part(found, "run.json", lambda _: _parents(found.facts["parents"])) or []
-    found.log = _part(found, "log.txt", _log, "how it went") or []
-    found.best = _part(found, "best/best.json", _json)
-    found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
-    found.picture = _part(found, f"{PICTURES}/{NEWEST}", _png) or None
-    found.causes = _part(found, WHY, _causes) or []
-    found.running = _is_held(path / "lock")
-    return found
+    run.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(run))]
+    if run.facts.get("parents"):
+        run.parents = _part(run, "run.json", lambda _: _parents(run.facts["parents"])) or []
+    run.log = _part(run, "log.txt", _log, "how it went") or []
+    run.best = _part(run, "best/best.json", _json)
+    run.checkpoints = _part(run, "checkpoints", _checkpoints) or []
+    run.picture = _part(run, f"{PICTURES}/{NEWEST}", _png) or None
+    run.causes = _part(run, WHY, _causes) or []
+    run.running = _is_held(path / "lock")
+    return run
 
 
 def overview_of(path: Path) -> dict[str, Any]:
     """What a list of runs shows of a run, in whatever state it is; plain values."""
-    found = read(path)
-    best, last = found.best_row or {}, found.rows[-1] if found.rows else {}
-    arguments = found.recipe.get("arguments") if isinstance(found.recipe, dict) else None
-    key = next((key for key in [*found.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
+    run = read(path)
+    best, last = run.best_row or {}, run.rows[-1] if run.rows else {}
+    arguments = run.recipe.get("arguments") if isinstance(run.recipe, dict) else None
+    key = next((key for key in [*run.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
     files = [path / "run.json", *path.glob("*.jsonl"), *path.glob("checkpoints")]
     return {
         "run": str(path),
-        "state": found.status[0],
-        "why": found.status[1],
+        "state": run.status[0],
+        "why": run.status[1],
         "epoch": last.get("epoch"),
         "step": last.get("step"),
         "best": {"key": key, "value": best.get(key), "step": best.get("step")},
         "changed": max(file.stat().st_mtime for file in files),
-        "parents": [name for name, _ in found.parents],
+        "parents": [name for name, _ in run.parents],
         "arguments": arguments if isinstance(arguments, dict) else {},
     }
 
@@ -136,17 +136,15 @@ def _check(path: Path) -> None:
         raise disk.no_run(path)
 
 
-def _part(found: RunContents, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
+def _part(run: RunContents, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
     """A file of the run, or nothing with a sentence about why; a file that says nothing of `what` may be missing."""
     try:
-        return reader(found.path / name)
+        return reader(run.path / name)
     except FileNotFoundError:
         if what:
-            found.missing.append(f"There is no {name}, which says {what}.")
+            run.missing.append(f"There is no {name}, which says {what}.")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found.missing.append(
-            f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}."
-        )
+        run.missing.append(f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}.")
     return {}
 
 
@@ -158,39 +156,39 @@ def _png(path: Path) -> bytes:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = read_document(path)
-    if not isinstance(found, dict):
+    document = read_document(path)
+    if not isinstance(document, dict):
         raise ValueError("it holds no names and values")
-    return found
+    return document
 
 
-def _rows(found: RunContents) -> list[dict[str, Any]]:
+def _rows(run: RunContents) -> list[dict[str, Any]]:
     """The rows that can be read; says how many lines cannot."""
     try:
-        lines = disk.read_file(found.path / "metrics.jsonl", LARGE_BYTES).splitlines(keepends=True)
+        lines = disk.read_file(run.path / "metrics.jsonl", LARGE_BYTES).splitlines(keepends=True)
     except OSError as error:
-        found.missing.append(f"metrics.jsonl cannot be read: {error.strerror}.")
+        run.missing.append(f"metrics.jsonl cannot be read: {error.strerror}.")
         return []
     rows = [row for row in map(read_row, lines) if row is not None]
     if not rows:
-        found.missing.append("Nothing has been reported yet: metrics.jsonl has no rows.")
+        run.missing.append("Nothing has been reported yet: metrics.jsonl has no rows.")
     if lines and not lines[-1].endswith(b"\n"):
-        found.missing.append("The last line of metrics.jsonl was cut short, and is left out.")
+        run.missing.append("The last line of metrics.jsonl was cut short, and is left out.")
         lines = lines[:-1]
     if len(lines) > len(rows):
-        found.missing.append(f"metrics.jsonl has {len(lines) - len(rows)} lines that are no rows; they are left out.")
+        run.missing.append(f"metrics.jsonl has {len(lines) - len(rows)} lines that are no rows; they are left out.")
     return rows
 
 
 def _parents(parents: Any) -> list[tuple[str, Sequence[Row]]]:
     """The parents of a run; one that is not there any more, or is another run now, has no rows."""
-    found: list[tuple[str, Sequence[Row]]] = []
+    curves: list[tuple[str, Sequence[Row]]] = []
     for each in parents:
         parent, step = RunContents(Path(each["run"])), int(each["step"])
         is_there = _part(parent, "run.json", _json).get("id") == each["id"]
         rows = by_step(_rows(parent)) if is_there else []
-        found.append((f"{parent.path}@{step}", [row for row in rows if row["step"] >= step]))
-    return found
+        curves.append((f"{parent.path}@{step}", [row for row in rows if row["step"] >= step]))
+    return curves
 
 
 def _times(path: Path) -> dict[tuple[int, Any], dict[str, Any]]:
@@ -221,10 +219,10 @@ def _causes(folder: Path) -> list[tuple[int, str]]:
 
 
 def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """The checkpoints by step, the newest first; one that cannot be read is there, and not whole."""
+    """The checkpoints by step, the newest first; one that cannot be read is there, and not complete."""
     places = [(place, child) for child in folder.iterdir() if (place := Place.of(child.name)) is not None]
-    found = [saved for place, child in places if (saved := _saved(child, place.step)) is not None]
-    return sorted(found, key=lambda saved: -saved.step)
+    checkpoints = [saved for place, child in places if (saved := _saved(child, place.step)) is not None]
+    return sorted(checkpoints, key=lambda saved: -saved.step)
 
 
 def _saved(path: Path, step: int) -> SavedCheckpoint | None:
@@ -237,7 +235,7 @@ def _saved(path: Path, step: int) -> SavedCheckpoint | None:
         sizes = [int(file["size"]) for file in _json(manifest)["files"]]
         return SavedCheckpoint(step, sum(sizes), manifest.stat().st_mtime, (path / "COMMIT").is_file())
     except (OSError, ValueError, KeyError, TypeError):
-        return SavedCheckpoint(step, 0, at, whole=False)
+        return SavedCheckpoint(step, 0, at, is_complete=False)
 
 
 def _is_held(lock: Path) -> bool:

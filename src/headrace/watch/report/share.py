@@ -12,9 +12,9 @@ _PATH = re.compile(r"(?<![\w./:])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\'\",:;()\[\]]+)+
 _PRIVATE = ("host", "directory", "variables", "command", "git")
 
 
-def without_places(found: RunContents) -> RunContents:
+def without_places(run: RunContents) -> RunContents:
     """The same contents without host, working directory, command and environment; of paths the last name stays."""
-    host = str(found.facts.get("environment", {}).get("host", "")) if isinstance(found.facts, Mapping) else ""
+    host = str(run.facts.get("environment", {}).get("host", "")) if isinstance(run.facts, Mapping) else ""
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
@@ -27,4 +27,4 @@ def without_places(found: RunContents) -> RunContents:
         return value
 
     parts = ("facts", "config", "recipe", "log", "missing", "parents")
-    return replace(found, path=Path(found.path.name), **{part: clean(getattr(found, part)) for part in parts})
+    return replace(run, path=Path(run.path.name), **{part: clean(getattr(run, part)) for part in parts})
