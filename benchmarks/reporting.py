@@ -1,9 +1,10 @@
-"""What a report costs: the page of a run of 10,000 epochs, in a process of its own, and what it is made from.
+"""What reports cost: the page of a run of 10,000 epochs in a process of its own, and a tracker whose server is dead.
 
     python benchmarks/reporting.py [--quick] [--repeats N]
 
-The run has twelve numbers an epoch and a confusion matrix. Beside the whole process, those that only start an
-interpreter or only parse the same reports.
+The run has twelve numbers an epoch and a confusion matrix. Beside the complete process, those that only start an
+interpreter or only parse the same reports. A small model is trained with a report every ten updates: without a tracker,
+with one whose server refuses connections, and with one whose server accepts them and does not answer.
 """
 
 from __future__ import annotations
@@ -12,23 +13,33 @@ import argparse
 import json
 import math
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from checkpoint import Report
 from overhead import Verdict
+from torch import nn
+
+import headrace as hr
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reporting.json"
 EPOCHS, CLASSES, LIMIT_S = 10_000, 10, 5.0
 START, PARSE = "an interpreter that starts", "json.loads of the reports"
-WRITE, PICTURES, COMMAND = "report.write", "report.write with pictures", "headrace report"
+WRITE, COMMAND = "report.write", "headrace report"
+PLAIN, REFUSES, HANGS = "without a tracker", "a server that refuses", "a server that does not answer"
+STEPS, SHARE, END_S = 3000, 0.01, 5.0
 
 
 def main() -> None:
@@ -38,6 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = make_run(Path(scratch) / "run")
         measure_processes(run, options.repeats, report)
+    measure_dead_servers(options.repeats, report)
     report.show_targets(".3g")
     report.write(options.out, options.repeats, ("matplotlib",))
 
@@ -86,7 +98,6 @@ def measure_processes(run: Path, repeats: int, report: Report) -> None:
         START: ["-c", "pass"],
         PARSE: ["-c", parse],
         WRITE: ["-c", f"{write})"],
-        PICTURES: ["-c", f"{write}, pictures=True)"],
         COMMAND: ["-m", "headrace", "report", str(run)],
     }
     seconds: dict[str, list[float]] = {name: [] for name in commands}
@@ -102,6 +113,96 @@ def measure_processes(run: Path, repeats: int, report: Report) -> None:
     report.record["seconds"] = seconds
     for name in (WRITE, COMMAND):
         report.verdicts.append(Verdict(f"{name}, s", "<=", LIMIT_S, statistics.median(seconds[name])))
+
+
+class Posts(hr.Tracker):
+    """Sends the newest report to a server of this machine, and notes how long it holds up the training."""
+
+    def __init__(self, port: int) -> None:
+        self.url, self.held_s, self.end_s = f"http://127.0.0.1:{port}", 0.0, 0.0
+
+    def begin(self, info: hr.Info) -> None:
+        self.id = "run"
+
+    def send(self, rows: Iterable[Any]) -> None:
+        urllib.request.urlopen(self.url, json.dumps(list(rows)[-1]).encode(), timeout=30)
+
+    def end(self, state: str) -> None:
+        pass
+
+    def on_report(self, info: hr.Info, row: dict[str, Any]) -> None:
+        start = time.perf_counter()
+        super().on_report(info, row)
+        self.held_s += time.perf_counter() - start
+
+    def on_fit_end(self, info: hr.Info) -> None:
+        start = time.perf_counter()
+        super().on_fit_end(info)
+        self.end_s = time.perf_counter() - start
+
+
+class Clock(hr.Callback):
+    """Notes the time from the beginning of a training to its last update."""
+
+    seconds = 0.0
+
+    def on_fit_start(self, info: hr.Info) -> None:
+        self._start = time.perf_counter()
+
+    def on_fit_end(self, info: hr.Info) -> None:  # called before the tracker's
+        self.seconds = time.perf_counter() - self._start
+
+
+def measure_dead_servers(repeats: int, report: Report) -> None:
+    """The updates of a training beside a server that is dead, and what its end waits."""
+    torch.set_num_threads(1)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refuses = closed.getsockname()[1]  # nobody listens there once it is closed
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = {PLAIN: None, REFUSES: refuses, HANGS: silent.getsockname()[1]}
+        found: dict[str, list[tuple[float, float, float, int]]] = {name: [] for name in ports}
+        draw = random.Random(0)
+        for _ in range(repeats):
+            for name in draw.sample(list(ports), len(ports)):
+                found[name].append(train(ports[name]))
+    ratios = {n: [a[0] / b[0] for a, b in zip(found[n], found[PLAIN], strict=True)] for n in (REFUSES, HANGS)}
+    rows = [
+        (
+            name,
+            f"{statistics.median(each[0] for each in found[name]):.2f}",
+            "" if name == PLAIN else f"{statistics.median(ratios[name]):.3f}",
+            "" if name == PLAIN else f"{100 * statistics.median(each[1] / each[0] for each in found[name]):.3f}",
+            f"{max(each[2] for each in found[name]):.2f}",
+            f"{max(each[3] for each in found[name])}",
+        )
+        for name in ports
+    ]
+    report.say(f"\n{STEPS:,} updates with a report every ten")
+    report.show(("tracker", "median s", "/ without", "held up %", "end s", "warnings"), rows)
+    report.record["dead servers"] = found
+    for name in (REFUSES, HANGS):
+        share = statistics.median(each[1] / each[0] for each in found[name])
+        report.verdicts.append(Verdict(f"{name}: updates / without", "<=", 1 + SHARE, statistics.median(ratios[name])))
+        report.verdicts.append(Verdict(f"{name}: hold-up / the training", "<=", SHARE, share))
+        report.verdicts.append(
+            Verdict(f"{name}: wait at the end, s", "<=", 1.1 * END_S, max(t[2] for t in found[name]))
+        )
+        report.verdicts.append(Verdict(f"{name}: warnings", "<=", 1, max(t[3] for t in found[name])))
+
+
+def train(port: int | None) -> tuple[float, float, float, int]:
+    """Seconds of the updates, those in which the tracker held them up, those of its end, and how many warnings came."""
+    torch.manual_seed(0)
+    x = torch.randn(6400, 64)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=64)
+    clock, tracker = Clock(), None if port is None else Posts(port)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        callbacks = [clock] if tracker is None else [clock, tracker]
+        trainer.fit((x, x[:, :4].argmax(1)), steps=STEPS, log_every="10 steps", callbacks=callbacks, progress=False)
+    return clock.seconds, tracker.held_s if tracker else 0.0, tracker.end_s if tracker else 0.0, len(caught)
 
 
 if __name__ == "__main__":

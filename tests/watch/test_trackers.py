@@ -148,6 +148,38 @@ def test_a_training_ends_well_without_its_record() -> None:
     assert len(history) == 4
 
 
+def test_a_server_that_refuses_is_asked_again_after_a_pause_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "RETRY_S", 1000.0)
+    far = Far()
+    far.reached = False
+    with pytest.warns(UserWarning, match="Far has not taken step 4, which is tried again: OSError: nobody there"):
+        train(far, At(5, lambda info: far.wait_until(lambda: far.refused == 1)))
+    assert far.refused == 2, "not once for each of the four reports"
+
+
+class Plain(Tracker):
+    """A tracker whose constructor is its own."""
+
+    def __init__(self) -> None:
+        self.record: list[int] = []
+
+    def begin(self, info: hr.Info) -> None:
+        self.id = "name"
+
+    def send(self, rows: Any) -> None:
+        self.record += [row["step"] for row in rows]
+
+    def end(self, state: str) -> None:
+        self.record.append(-1)
+
+
+def test_a_tracker_need_not_call_the_constructor_of_its_base() -> None:
+    plain = Plain()
+    assert plain.id == ""
+    train(plain)
+    assert [*dict.fromkeys(plain.record)] == [4, 6, 8, 12, -1]
+
+
 class Hangs(Far):
     """A server that takes what it is sent and does not answer."""
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -28,6 +29,8 @@ MOST_WAITING = 10_000
 """Reports that are kept while they cannot be passed on."""
 END_S, END_SHARE = 5.0, 0.01
 """How long the end of a training waits for another program: seconds, or a share of its time if that is more."""
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""After how long a report that could not be passed on is tried again; each time after twice as long."""
 AT_ONCE = 1000  # metrics that MLflow takes in one call
 PARAMS_AT_ONCE = 100
 LONGEST = 500  # letters of a parameter's value, which older servers take too
@@ -43,12 +46,17 @@ _EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
 class Tracker(Callback, ABC):
     """Passes reports on to another program; the id of the record is saved, and a resumed training goes on in it.
 
-    A thread sends, so that no update waits for a server that is slow or gone. A report that cannot be passed on is kept
-    and passed on with the next one: the newest `MOST_WAITING` of them. The end of a training waits no longer for a
-    server than a hundredth of its time, or five seconds.
+    A thread sends, so that no update waits for a server that is slow or gone. Reports that could not be passed on are
+    kept, the newest `MOST_WAITING` of them, and tried again after a second or more. The end of a training waits no
+    longer for a server than a hundredth of its time, or five seconds.
     """
 
     everywhere = False
+    id = ""
+    """The other program's id for this training, once it has begun."""
+    _params: Mapping[str, Any] = MappingProxyType({})  # of the class: a subclass need not call `__init__`
+    _artifacts: Sequence[Path] = ()
+    _sender: _Sender | None = None
 
     def __init__(self, params: Mapping[str, Any] | None = None, artifacts: Sequence[str | Path] = ()) -> None:
         kind = type(self).__name__
@@ -57,15 +65,12 @@ class Tracker(Callback, ABC):
         if isinstance(artifacts, str | Path) or not isinstance(artifacts, Sequence):
             raise ConfigError(f"{kind}(artifacts=) takes a list of files and directories, got {artifacts!r}.")
         self._params, self._artifacts = flattened(params or {}), [Path(path) for path in artifacts]
-        self._failure: tuple[int, Exception] | None = None
-        self._sender: _Sender | None = None
-        self.forget()
 
     def forget(self) -> None:
         self.id = ""
-        """The other program's id for this training, once it has begun."""
+        self._failure: tuple[int, Exception] | None = None
         self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
-        self._failing = self._begun = False
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"id": self.id}
@@ -84,7 +89,7 @@ class Tracker(Callback, ABC):
                 "what it says."
             ) from error
         self._waiting.extend(dict(row) for row in info.history.rows)
-        self._sender, self._begun = _Sender(self._pass_on), True
+        self._sender = _Sender(self._pass_on)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
         assert self._sender is not None
@@ -116,36 +121,37 @@ class Tracker(Callback, ABC):
         """Keeps a file or a directory beside the record."""
         raise NotImplementedError
 
-    def _pass_on(self, lock: threading.Lock) -> None:
+    def _pass_on(self, lock: threading.Lock) -> bool:
         """In the sender's thread: sends what is waiting; what has come meanwhile is sent the next time."""
         with lock:
             rows = list(self._waiting)
         if not rows:
-            return
+            return True
         try:
             self.send(rows)
         except Exception as error:
             self._failure = self._failure or (rows[-1]["step"], error)
-            return
-        self._failure, self._failing = None, False
+            return False
+        self._failure, self._has_warned = None, False
+        sent = set(map(id, rows))
         with lock:
-            kept = [row for row in self._waiting if not any(row is sent for sent in rows)]
+            remaining = [row for row in self._waiting if id(row) not in sent]
             self._waiting.clear()
-            self._waiting.extend(kept)
+            self._waiting.extend(remaining)
+        return True
 
     def _warn_once(self) -> None:
         """Warns of a failure, in the thread of the training, until something has been sent again."""
-        if (failure := self._failure) is not None and not self._failing:
-            self._failing = True
+        if (failure := self._failure) is not None and not self._has_warned:
+            self._has_warned = True
             self._warn(f"has not taken step {failure[0]}, which is tried again", failure[1])
 
     def _leave(self, state: str, info: Info) -> None:
-        if not self._begun:
+        sender, self._sender = self._sender, None
+        if sender is None:
             return
-        self._begun = False
-        assert self._sender is not None
         limit_s = max(END_S, END_SHARE * 60 * info.counters.minutes)
-        if not self._sender.end(limit_s):
+        if not sender.end(limit_s):
             self._warn("has not taken the last reports", TimeoutError(f"it does not answer for {limit_s:.0f} s."))
             return
         self._warn_once()
@@ -166,11 +172,11 @@ class Tracker(Callback, ABC):
 
 
 class _Sender:
-    """A thread that calls `send` whenever it is woken, one call at a time, until it ends."""
+    """A thread that calls `send` when it is woken, one call at a time, until it ends; it pauses after a failure."""
 
-    def __init__(self, send: Callable[[threading.Lock], None]) -> None:
+    def __init__(self, send: Callable[[threading.Lock], bool]) -> None:
         self.lock = threading.Lock()
-        self._send, self._due, self._ended = send, threading.Event(), False
+        self._send, self._due, self._ended = send, threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-tracker", daemon=True)
         self._thread.start()
 
@@ -179,19 +185,19 @@ class _Sender:
 
     def end(self, limit_s: float) -> bool:
         """Sends what is left; whether that was over in time."""
-        self._ended = True
+        self._ended.set()
         self._due.set()
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while True:
+        pause_s, ended = 0.0, False
+        while not ended:
             self._due.wait()
             self._due.clear()
-            ended = self._ended
-            self._send(self.lock)
-            if ended:
-                return
+            ended = self._ended.is_set()
+            pause_s = 0.0 if self._send(self.lock) else min(2 * pause_s or RETRY_S, LONGEST_RETRY_S)
+            self._ended.wait(pause_s)
 
 
 def require(kind: str, module: str) -> None:
@@ -253,7 +259,7 @@ class MLflow(Tracker):
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         name = self._name or (info.run.name if info.run else None)
         self.id = self._client.create_run(experiment, run_name=name).info.run_id
-        self._describe(settings(info) | self._params)
+        self._describe({**settings(info), **self._params})
 
     def send(self, rows: Iterable[Row]) -> None:
         from mlflow.entities import Metric
@@ -335,7 +341,7 @@ class WandB(Tracker):
         import wandb
 
         self.id = self.id or uuid.uuid4().hex[:16]
-        config = settings(info) | self._params
+        config = {**settings(info), **self._params}
         given: dict[str, Any] = {"config": config, "allow_val_change": True}  # limits may have grown
         given["reinit"] = "create_new"  # a run of the user's own stays what it is
         given |= {name: value for name, value in self._options.items() if value is not None}
