@@ -103,7 +103,7 @@ class Pictures(Callback):
         drop_pictures(self._folder, info.step)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
-        if info.alone:
+        if info.is_only_worker:
             picture = self.sheet(info.trainer)
             buffer = io.BytesIO()
             picture.save(buffer, "PNG")

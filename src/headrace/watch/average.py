@@ -88,7 +88,7 @@ class Average(Callback):
 
     def _averaged(self, info: Info) -> list[Tensor]:
         """The tensors that are averaged."""
-        measured_alike = info.alone or info.trainer.strategy.parts  # statistics, by all workers
+        measured_alike = info.is_only_worker or info.trainer.strategy.parts  # statistics, by all workers
         return info.replica.tensors if measured_alike else info.replica.values
 
     def _move(self, info: Info) -> None:

@@ -65,7 +65,7 @@ class Info:
     """Why the loop ends after this update, if it does."""
     stop_request: str = ""
     """Why this worker wants it to end, as long as the others have not been asked."""
-    alone: bool = True
+    is_only_worker: bool = True
     """Whether there is nobody to be asked."""
     leased: bool = False
     """Whether a center lends out the data: it is known there when they end."""
@@ -181,7 +181,7 @@ class Info:
 
     def stop(self, why: str) -> None:
         """Asks the loop to end after this update, or, with several workers, as soon as all of them know."""
-        if self.alone:
+        if self.is_only_worker:
             self.stopping = self.stopping or why
         else:
             self.stop_request = self.stop_request or why
@@ -267,15 +267,15 @@ class Info:
         """
         trainer, averages = self.trainer, self.evaluated_weights
         before = rng.capture(trainer.device)
-        own = [] if averages is None else [tensor.clone() for tensor in self.replica.tensors]
+        weights = [] if averages is None else [tensor.clone() for tensor in self.replica.tensors]
         with mode(trainer.all_modules, training=False), torch.no_grad():
             try:
                 if averages is not None:
                     self.replica.write(averages)
                 yield trainer.model
             finally:
-                if own:
-                    self.replica.write(own)
+                if weights:
+                    self.replica.write(weights)
                 rng.restore(before, trainer.device)
 
     def claim(self, key: str, owner: str, restore: bool, keep: int) -> bool:
@@ -302,9 +302,9 @@ def expected(trainer: Any, families: Iterable[str], hooks: Iterable[Callable[...
         "train": _terms(trainer.objectives, not trainer.has_own_train_step, training=True),
         "val": _terms(trainer.eval_objectives, not trainer.has_own_evaluate_step, training=False),
     }
-    own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
+    has_user_hooks = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
     terms = {family: known[family.partition("/")[0]] for family in families}
-    return Expected.of(terms, trainer.metrics.names, own)
+    return Expected.of(terms, trainer.metrics.names, has_user_hooks)
 
 
 def _terms(objectives: Mapping[str, Objective], plainly: bool, training: bool) -> list[str] | None:

@@ -135,7 +135,7 @@ class _Clock:
             self._old, self._new = self._new, (self._worked, info.samples)
         return samples / max(seconds, 1e-9)
 
-    def left(self, info: Info) -> float | None:
+    def remaining_s(self, info: Info) -> float | None:
         """Seconds to the nearest limit, if it can be told."""
         done = info.step - self._steps
         if not self.begun or not done:
@@ -165,7 +165,7 @@ class _Lines:
         self._file = file
 
     def draw(self, info: Info, clock: _Clock) -> None:
-        pieces = [_place(info), *_losses(info), _rates(info, clock), *_left(info, clock)]
+        pieces = [_place(info), *_losses(info), _rates(info, clock), *_remaining(info, clock)]
         self.print_line(f"epoch {_epoch(info)}  {'  '.join(pieces)}")
 
     def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
@@ -206,7 +206,7 @@ class Bar(_Lines):
 
     def draw(self, info: Info, clock: _Clock) -> None:
         total, *terms = _losses(info) or [""]
-        pieces = [_place(info), total, *_left(info, clock), _rates(info, clock), *terms]
+        pieces = [_place(info), total, *_remaining(info, clock), _rates(info, clock), *terms]
         self._live.update(_Line(f"epoch {_epoch(info)}", info.batch, info.batches, pieces), refresh=True)
 
     def print_line(self, text: str) -> None:
@@ -275,32 +275,32 @@ def _place(info: Info) -> str:
 def _rates(info: Info, clock: _Clock) -> str:
     """Samples a second: of all workers together, and of each of several."""
     rate = clock.rate(info) if len(info.rates) < 2 else sum(info.rates)
-    whole = f"{rate:,.0f} samples/s"
+    text = f"{rate:,.0f} samples/s"
     if tokens := info.per_row.get("tokens_per_s"):
-        whole += f"  {rate * tokens:,.0f} tokens/s"
+        text += f"  {rate * tokens:,.0f} tokens/s"
     if mfu := info.per_row.get("mfu"):
-        whole += f"  MFU {rate * mfu:.1%}"
+        text += f"  MFU {rate * mfu:.1%}"
     if len(info.rates) < 2:
-        return whole
+        return text
     if len(info.rates) <= WORKERS_SHOWN:
-        return f"{whole} ({' + '.join(f'{rate:,.0f}' for rate in info.rates)})"
-    return f"{whole} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"
+        return f"{text} ({' + '.join(f'{rate:,.0f}' for rate in info.rates)})"
+    return f"{text} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"
 
 
 def _shown(row: dict[str, Any]) -> list[str]:
     """The numbers of a report that fit a line: no counters, no single terms, no matrices."""
-    return _each({key: value for key, value in row.items() if key.count("/") == 1 or _is_whole(key)})
+    return _each({key: value for key, value in row.items() if key.count("/") == 1 or _is_total(key)})
 
 
-def _is_whole(key: str) -> bool:
+def _is_total(key: str) -> bool:
     """Whether this is the loss or a metric of one of several data sets or outputs, rather than a term of a loss."""
     return key.startswith(("train/", "val/", "test/")) and "/loss/" not in key
 
 
-def _left(info: Info, clock: _Clock) -> list[str]:
+def _remaining(info: Info, clock: _Clock) -> list[str]:
     """How long it will go on, if that can be told."""
-    left = clock.left(info)
-    return [] if left is None else [f"{span(left)} left"]
+    remaining_s = clock.remaining_s(info)
+    return [] if remaining_s is None else [f"{span(remaining_s)} left"]
 
 
 def _each(values: dict[str, Any]) -> list[str]:
