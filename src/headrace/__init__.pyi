@@ -97,6 +97,7 @@ from .workers.here import here as here
 from .workers.rounds import BlockMomentum as BlockMomentum
 from .workers.rounds import DiLoCo as DiLoCo
 from .workers.rounds import Periodic as Periodic
+from .workers.rounds import Rounds as Rounds
 from .workers.sharded import Sharded as Sharded
 from .workers.strategy import Strategy as Strategy
 from .workers.synchronous import Synchronous as Synchronous

@@ -66,6 +66,7 @@ PUBLIC = [
     "Reader",
     "Recipe",
     "Record",
+    "Rounds",
     "RowMean",
     "Run",
     "RunError",

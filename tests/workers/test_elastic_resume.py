@@ -126,6 +126,23 @@ def test_another_number_of_workers_begins_the_round_anew(name: str, workers: int
     assert all(bool(torch.isfinite(value).all()) for value in after["weights"].values())
 
 
+class Untold(hr.Strategy):
+    """Has rounds, and does not save the weights at their beginning."""
+
+    def after(self, replica: Any, counters: Any, rows: int, total: int, ends_epoch: bool) -> bool:
+        return False
+
+
+def test_a_strategy_that_does_not_save_where_its_round_began_is_not_resumed_by_others(tmp_path: Path) -> None:
+    at = {"run": str(tmp_path / "run")}
+    hr.launch(train, Untold(), at | {"steps": 2}, BATCH // 3, workers=2)
+    with pytest.raises(
+        hr.CheckpointError, match=r"2 workers of Untold were saved within a round.* Go on with 2 workers"
+    ):
+        hr.launch(train, Untold(), at, BATCH // 3, workers=3)
+    assert hr.launch(train, Untold(), at, BATCH // 3, workers=2)["samples"] == EPOCHS * ROWS
+
+
 def test_the_same_number_of_workers_goes_on_within_the_round(one: Found, tmp_path: Path) -> None:
     at = {"run": str(tmp_path / "run"), "steps": 100}
     before = hr.launch(train, ROUNDS["DiLoCo"](), at | {"steps": 4}, BATCH // 3, workers=3)

@@ -126,7 +126,12 @@ def _round_start(common: Mapping[str, Any], workers: Sequence[WorkerState]) -> d
     parts = {"step": common["step"] | {"optimizers": mean_of([common["step"]["optimizers"], *optimizers])}}
     if common["strategy"]["agrees"]:
         return parts
-    start, weights = common["round"], common["strategy"]["state"]["start"]
+    start, weights = common["round"], common["strategy"]["state"].get("start")
+    if weights is None:
+        raise CheckpointError(
+            f"{len(workers)} workers of {common['strategy']['kind']} were saved within a round, without the weights "
+            f"at its beginning. Go on with {len(workers)} workers, or save these weights as 'start' in state_dict()."
+        )
     return parts | {
         "model": {name: weights.get(name, value) for name, value in common["model"].items()},
         "source": common["source"] | {"cursor": start["cursor"]},
