@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from kit import ray_cases, same_bits
-from kit.sockets import LOOPBACK
+from kit.torch_workers import wait_until_gone
 
 import headrace as hr
 
@@ -37,34 +37,6 @@ def job(main: Any, *arguments: Any, **options: Any) -> Any:
     return hr.launch(main, *arguments, engine="ray", **{"workers": 2, "timeout_s": LIMIT_S, **options})
 
 
-def run_program(arguments: list[str], at: Path, limit_s: float) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])}
-    command = [sys.executable, *arguments]
-    ended = subprocess.run(command, cwd=at, env=environment, timeout=limit_s, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-5000:]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_cluster_of_our_own_is_of_this_machine_alone_and_leaves_nothing(tmp_path: Path) -> None:
-    program = (
-        "import headrace as hr, torch\n"
-        "from kit import ray_cases\n"
-        "model = ray_cases.Visits()\n"
-        "found = hr.launch(ray_cases.visit, model, workers=2, engine='ray')\n"
-        f"torch.save([found, model.seen], {str(tmp_path / 'found')!r})\n"
-    )
-    run_program(["-c", program], tmp_path, LIMIT_S)
-    found, seen = torch.load(tmp_path / "found", weights_only=False)
-    assert torch.equal(seen.detach(), torch.full((ray_cases.ROWS,), 2.0)), "the caller's model is what they agreed on"
-    assert (found["count"], found["samples"]) == (2, 2 * ray_cases.ROWS)
-    assert found["variables"] == [{"RANK": str(k), "WORLD_SIZE": "2", "LOCAL_RANK": str(k)} for k in range(2)]
-    assert found["listening"]
-    assert set(found["listening"]) <= LOOPBACK, "nothing listens to a network"
-    assert found["directory"] == str(tmp_path)
-    assert not [pid for pid in found["processes"] if Path(f"/proc/{pid}").exists()]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: Any) -> None:
@@ -81,7 +53,10 @@ def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint(
     model, lose = ray_cases.Visits(), str(tmp_path / "lost")
     found = job(ray_cases.visit, model, str(tmp_path / "run"), 2, lose, restarts=1)
     assert torch.equal(model.seen.detach(), torch.full((ray_cases.ROWS,), 2.0)), "every row once an epoch"
-    assert found["samples"] == 2 * ray_cases.ROWS
+    assert (found["count"], found["samples"]) == (2, 2 * ray_cases.ROWS)
+    assert found["variables"] == [{"RANK": str(k), "WORLD_SIZE": "2", "LOCAL_RANK": str(k)} for k in range(2)]
+    assert found["directory"] == os.getcwd()
+    wait_until_gone(found["processes"])
     assert Path(lose).exists()
     said = capfd.readouterr().err
     assert "headrace: worker 1 was lost at step" in said
@@ -109,6 +84,13 @@ def test_what_cannot_be_sent_to_a_worker_is_named(cluster: Any) -> None:
         job(print, threading.Lock())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_the_cluster_does_not_have_is_refused(cluster: Any) -> None:
+    with pytest.raises(hr.ConfigError, match="nodes=2 were asked for, and the Ray cluster has 1"):
+        job(print, nodes=2)
+
+
 ON_RAY_TRAIN = """
 import json, sys
 from pathlib import Path
@@ -118,7 +100,7 @@ from kit import ray_cases
 from torch import nn
 
 at = sys.argv[1]
-ray.init(num_cpus=3, include_dashboard=False, runtime_env={
+ray.init(runtime_env={
     "worker_process_setup_hook": ray_cases.lose_once, "env_vars": {ray_cases.LOSE: at},
 })
 """
@@ -126,11 +108,14 @@ ray.init(num_cpus=3, include_dashboard=False, runtime_env={
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(cluster: Any, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
     (shown,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FailureConfig" in block]
     (tmp_path / "program.py").write_text(f"{ON_RAY_TRAIN}\n{shown}\non_ray(at + '/shown')\nray.shutdown()\n")
-    run_program([str(tmp_path / "program.py"), str(tmp_path)], tmp_path, 350)
+    environment = os.environ | {"RAY_ADDRESS": cluster.get_runtime_context().gcs_address}
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=350, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-5000:]
     assert (tmp_path / "lost-2").exists(), "one of two workers was lost"
     rows = [json.loads(line) for line in (tmp_path / "shown" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == 3 * 300, "every row once an epoch"
@@ -145,16 +130,16 @@ def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(t
     [
         ({"workers": 0}, "workers= is a whole number, 1 or more"),
         ({"workers": 3, "devices": [0, 1]}, "needs a device of its own"),
-        ({"workers": 4, "nodes": 2}, "nodes=2 need a Ray cluster that is there"),
+        ({"devices": [0, 1]}, "devices= is for engine='processes'; engine='ray' starts workers on a cluster"),
         ({"address": "127.0.0.1:1"}, "no Ray cluster at '127.0.0.1:1'"),
+        ({}, "no Ray cluster at 'auto' .* Could not find any running Ray instance.* ray start --head"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    if "address" in options:
-        monkeypatch.setattr(ray, "init", _refuse)
+    monkeypatch.setattr(ray, "init", _refuse)
     with pytest.raises(hr.ConfigError, match=message):
         hr.launch(print, engine="ray", **{"workers": 2, **options})
 
@@ -163,7 +148,6 @@ def _refuse(**_: Any) -> None:
     raise ConnectionError("Could not find any running Ray instance.\nand much more")
 
 
-@pytest.mark.filterwarnings("ignore:ray was imported before launch")  # by other tests
 def test_a_ray_with_known_holes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

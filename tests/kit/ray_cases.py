@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import headrace as hr
 from headrace.engines.worker import environment
 from headrace.workers.here import here
-from kit.sockets import listening
 
 ROWS = 48
 
@@ -66,7 +65,6 @@ def visit(model: Visits, run: str | None = None, epochs: int = 2, lose: str | No
         "steps": [row["step"] for row in history.rows],
         "variables": comm.all_gather({name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}),
         "processes": comm.all_gather(os.getpid()),
-        "listening": [address for each in comm.all_gather(listening([os.getpid()])) for address in each],
         "directory": os.getcwd(),
     }
 

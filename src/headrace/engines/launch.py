@@ -12,7 +12,20 @@ from ..workers.here import here
 from .job import Job, Result, take_back
 from .network import Network
 
-_ENGINES = ("local", "processes", "ray")
+_ENGINES = {
+    "local": "simulates all workers in this process",
+    "processes": "starts workers on this machine. On several machines, start the script with torchrun, without launch",
+    "ray": "starts workers on a cluster",
+}
+_REAL = ("processes", "ray")
+_ENGINES_WITH = {
+    "devices": ("processes",),
+    "restarts": _REAL,
+    "nodes": ("ray",),
+    "address": ("ray",),
+    "network": ("local",),
+}
+"""Options that not every engine has."""
 
 
 def launch(
@@ -38,10 +51,10 @@ def launch(
         arguments: its arguments.
         workers: how many workers there are.
         engine: "local" simulates them in this process; "processes" starts them on this machine, with torch.distributed;
-            "ray" starts them on a Ray cluster. On several machines without Ray, start a script with torchrun, and call
-            `main` directly.
+            "ray" starts them on a Ray cluster that is running. On several machines without Ray, start a script with
+            torchrun, and call `main` directly.
         nodes: machines of the Ray cluster over which to spread the workers.
-        devices: the accelerators of this machine, one for each worker.
+        devices: the accelerators of this machine that processes use, one for each of them.
         restarts: how often all workers may be started again after a failure.
         timeout_s: how long a worker waits for another.
         address: of the Ray cluster, as in "10.0.0.1:6379".
@@ -86,24 +99,24 @@ def _check(job: Job, engine: str) -> None:
             f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.", argument="workers"
         )
     _check_devices(job.devices, job.workers // job.nodes)
-    if job.devices is not None and engine == "local":
-        raise ConfigError(
-            "devices= is for engine='processes' or 'ray'; engine='local' is this process alone.", argument="devices"
-        )
-    for name, given in {"nodes": job.nodes > 1, "address": bool(job.address)}.items():
-        if given and engine != "ray":
+    _check_engine_options(job, engine)
+    if job.network is not None:
+        if not isinstance(job.network, Network):
             raise ConfigError(
-                f"{name}= is for engine='ray'; engine={engine!r} is this machine alone. On several machines, start the "
-                "script with torchrun: it is joined as it is.",
+                f"network= is a headrace.Network, got a {type(job.network).__name__}.", argument="network"
+            )
+        job.network.check(job.workers)
+
+
+def _check_engine_options(job: Job, engine: str) -> None:
+    """Raises on options that the engine does not have."""
+    plain = Job(job.main)
+    for name, engines in _ENGINES_WITH.items():
+        if engine not in engines and getattr(job, name) != getattr(plain, name):
+            raise ConfigError(
+                f"{name}= is for engine={' or '.join(map(repr, engines))}; engine={engine!r} {_ENGINES[engine]}.",
                 argument=name,
             )
-    if job.restarts and engine == "local":
-        raise ConfigError(
-            "restarts= is for engine='processes' or 'ray': the workers of engine='local' are this process, and end "
-            "with it.",
-            argument="restarts",
-        )
-    _check_network(job.network, job.workers, engine)
 
 
 def _engine(name: str) -> Callable[[Job], Result]:
@@ -133,19 +146,6 @@ def _check_devices(devices: Any, needed: int) -> None:
         raise ConfigError(f"devices= names each accelerator once, got {list(devices)}.", argument="devices")
     if devices and len(devices) < needed:
         raise ConfigError(f"each of a node's {needed} workers needs a device of its own, got devices={list(devices)}.")
-
-
-def _check_network(network: Any, workers: int, engine: str) -> None:
-    if network is None:
-        return
-    if engine != "local":
-        raise ConfigError(
-            f"network= is a virtual cluster's, for engine='local'; engine={engine!r} has a real one.",
-            argument="network",
-        )
-    if not isinstance(network, Network):
-        raise ConfigError(f"network= is a headrace.Network, got a {type(network).__name__}.", argument="network")
-    network.check(workers)
 
 
 def _not_within_a_worker(alone: bool) -> None:

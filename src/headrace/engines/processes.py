@@ -24,7 +24,7 @@ from ..store import system
 from ..workers.heartbeat import explain, read_end, write_report
 from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
-from .worker import FAILED, HELD, Outcome, environment, main, pack, restarting, unpack, variables
+from .worker import DEFERRED, FAILED, Outcome, environment, main, pack, restarting, unpack, variables
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # otherwise a new interpreter imports from the working directory, perhaps a run
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
@@ -57,11 +57,11 @@ def run(job: Job) -> Result:
                 raise _ending(asked[0])
             if error is not None:
                 raise error
-            outcome = Path(f"{file}-outcome")
-            if not outcome.exists():
+            file_of_outcome = Path(f"{file}-outcome")
+            if not file_of_outcome.exists():
                 raise SystemExit(0)  # as the function itself would have done
-            found: Outcome = pickle.loads(outcome.read_bytes())
-            return found
+            result: Outcome = pickle.loads(file_of_outcome.read_bytes())
+            return result
 
         return unpack(restarting(job, start))
 
@@ -74,17 +74,17 @@ class WorkerProcesses:
         self._store: Store = attempt_of(store, attempt)
         context: Any = multiprocessing.get_context(START)
         path = {name: os.environ.get(name, "") for name in SAFE_PATH}  # for what workers start
-        system.hold_signals(HELD, True)  # half of them would be nobody's
+        system.hold_signals(DEFERRED, True)  # half of them would be nobody's
         try:
             self._processes = []
             with environment(SAFE_PATH):
                 for worker in range(job.workers):
                     place = variables(worker, job.workers, worker, job.workers, 0, LOOPBACK, store.port, attempt) | path
-                    process = context.Process(target=main, args=(file, os.getpid(), place))
+                    process = context.Process(target=main, args=(file, place))
                     process.start()
                     self._processes.append(process)
         finally:
-            system.hold_signals(HELD, False)
+            system.hold_signals(DEFERRED, False)
 
     def error(self) -> BaseException | None:
         """What the workers have ended by, once all have ended."""
@@ -207,15 +207,15 @@ def _settings(job: Job, devices: list[str] | None) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": loopback_interface(),
         "NCCL_SOCKET_IFNAME": loopback_interface(),
     }
-    found = {name: os.environ.get(name, value) for name, value in usual.items()}
+    settings = {name: os.environ.get(name, value) for name, value in usual.items()}
     visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-    return {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}", **found, **visible}
+    return {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}", **settings, **visible}
 
 
 @contextmanager
 def _as_before() -> Iterator[None]:
     """However it ends: no process is left, signals go where they went, and the terminal shows its cursor."""
-    handlers = {number: signal.getsignal(number) for number in HELD}
+    handlers = {number: signal.getsignal(number) for number in DEFERRED}
     processes = set(active_children())
     with environment(SAFE_PATH):
         resource_tracker.ensure_running()  # it is started with signals of its own, which starting workers is not to see
@@ -227,7 +227,7 @@ def _as_before() -> Iterator[None]:
             sys.stdout.flush()
         raise
     finally:
-        for number in HELD:
+        for number in DEFERRED:
             signal.signal(number, signal.SIG_IGN)
         for process in set(active_children()) - processes:
             process.kill()
@@ -239,7 +239,7 @@ def _as_before() -> Iterator[None]:
 def _asked_to_end() -> list[int]:
     """A list of the signals that ask this process to end, from now on: they are passed on to the workers."""
     asked: list[int] = []
-    for number in filter(_is_ours, HELD):
+    for number in filter(_is_ours, DEFERRED):
         signal.signal(number, lambda number, _: asked.append(number))
     return asked
 

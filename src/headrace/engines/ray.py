@@ -3,39 +3,36 @@
 import logging
 import os
 import re
-import secrets
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
-import torch
-
-from ..errors import ConfigError, RunError, WorkerError
+from ..errors import ConfigError, WorkerError
 from ..workers.heartbeat import explain, write_report
 from ..workers.here import current_comm
 from ..workers.join import attempt_of, listen
 from .generators import seed
 from .job import Job, Result, work
-from .worker import Outcome, ProgramPlace, environment, pack, pack_result, restarting, unpack, variables, write_to_store
+from .worker import Outcome, pack, pack_result, restarting, unpack, variables, write_to_store
 
 OLDEST = (2, 54)
 """Before it, a page in the user's browser can delete jobs (CVE-2026-27482)."""
 INSTALL = 'pip install "headrace[ray]"'
 START_S = 120.0  # that workers may take at least to be placed and to start, however little time others give them later
-_LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" on any system: only this machine is listened to
 GATHER_S = 5.0  # that the others have to end by themselves after a failure
 
 
 def run(job: Job) -> Result:
     """Runs the job's workers to their end; the result of worker 0."""
     with ExitStack() as stack:
-        ray, gpus = stack.enter_context(_connected(job))
+        ray = stack.enter_context(_connected(job))
+        gpus = _has_gpus(ray, job)
         group = _placed(ray, job, gpus, stack)
-        packed = ray.put((pack(job, import_module("ray.cloudpickle").dumps), ProgramPlace.here()))
+        path = [os.path.abspath(entry) for entry in sys.path]
+        packed = ray.put((pack(job, import_module("ray.cloudpickle").dumps), os.getcwd(), path))
         return unpack(restarting(job, lambda attempt: _Start(ray, job, gpus, group, attempt).outcome(packed)))
 
 
@@ -46,14 +43,16 @@ class WorkerActor:
         """The machine that it is on."""
         return str(import_module("ray").get_runtime_context().get_node_id())
 
-    def work(self, packed: tuple[bytes, ProgramPlace], place: Mapping[str, str]) -> Outcome:
-        """Calls the function as a process of torchrun would; what worker 0 has to give."""
+    def work(self, packed: tuple[bytes, str, list[str]], place: Mapping[str, str]) -> Outcome:
+        """Calls the function as a process of torchrun would, in the directory of the program and with its path."""
         cloudpickle = import_module("ray.cloudpickle")
         os.environ.update(place)
         worker = int(place["RANK"])
         try:
-            function, program = packed
-            program.enter()
+            function, directory, path = packed
+            if os.path.isdir(directory):  # it may be another machine
+                os.chdir(directory)
+            sys.path.extend(entry for entry in path if entry not in sys.path)
             main, arguments = cloudpickle.loads(function)
             seed(worker)
             result = work(main, arguments)
@@ -102,19 +101,19 @@ class _Start:
 
     def _failed(self, calls: list[Any]) -> dict[int, str]:
         """How each worker has ended that did not end well, once all have ended or one has failed."""
-        ray, left = self._ray, list(calls)
+        ray, remaining = self._ray, list(calls)
         failed: dict[int, str] = {}
         end = float("inf")
-        while left and time.monotonic() < end:
-            done, left = ray.wait(left, timeout=1)
+        while remaining and time.monotonic() < end:
+            done, remaining = ray.wait(remaining, timeout=1)
             for call in done:
                 try:
                     ray.get(call)
                 except ray.exceptions.RayTaskError as error:
                     failed[calls.index(call)] = _first_line(error.cause)
                 except ray.exceptions.RayError as error:
-                    found = dict(re.findall(r"^\s*(pid|ip): (\S+)", str(error), re.MULTILINE))
-                    where = f" {found['pid']} on {found['ip']}" if len(found) == 2 else ""
+                    facts = dict(re.findall(r"^\s*(pid|ip): (\S+)", str(error), re.MULTILINE))
+                    where = f" {facts['pid']} on {facts['ip']}" if len(facts) == 2 else ""
                     failed[calls.index(call)] = f"was lost: its process{where} has ended, or its machine is gone"
             if failed and end == float("inf"):
                 end = time.monotonic() + GATHER_S
@@ -123,8 +122,8 @@ class _Start:
     def _variables(self, worker: int, nodes: list[str]) -> dict[str, str]:
         local, count = nodes[:worker].count(nodes[worker]), nodes.count(nodes[worker])
         node = sorted(set(nodes), key=nodes.index).index(nodes[worker])
-        found = variables(worker, len(nodes), local, count, node, self._host, self._port, self._attempt)
-        return found | {"HEADRACE_TIMEOUT_S": f"{self._job.timeout_s:g}"}
+        place = variables(worker, len(nodes), local, count, node, self._host, self._port, self._attempt)
+        return place | {"HEADRACE_TIMEOUT_S": f"{self._job.timeout_s:g}"}
 
 
 def _placed(ray: Any, job: Job, gpus: bool, stack: ExitStack) -> Any:
@@ -157,92 +156,39 @@ def load() -> Any:
 
 
 @contextmanager
-def _connected(job: Job) -> Iterator[tuple[Any, bool]]:
-    """Ray in the cluster that this process is in, that `RAY_ADDRESS` names, or else in one of this machine alone.
-
-    Also whether each worker has an accelerator.
-    """
-    known = sys.modules.get("ray")
-    address = job.address or os.environ.get("RAY_ADDRESS", "")
-    if known is not None and known.is_initialized():
-        yield known, _has_gpus(known, job)
-    elif address not in ("", "local"):
-        ray = load()
+def _connected(job: Job) -> Iterator[Any]:
+    """Ray in the cluster that this process is in, or else in one that is named, or that runs on this machine."""
+    ray = load()
+    joins = not ray.is_initialized()
+    if joins:
+        address = job.address or os.environ.get("RAY_ADDRESS") or "auto"
         try:
             ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"there is no Ray cluster at {address!r} that this process may join: {_first_line(error)} "
-                "Start one there, or unset RAY_ADDRESS to have one on this machine."
+                f"there is no Ray cluster at {address!r} that this process may join: {_first_line(error)} Start one "
+                "(ray start --head), name it by address= or RAY_ADDRESS, or use engine='processes' on this machine.",
+                argument="engine",
             ) from None
-        try:
-            yield ray, _has_gpus(ray, job)
-        finally:
+    try:
+        yield ray
+    finally:
+        if joins:
             ray.shutdown()
-    else:
-        with _own(job) as found:
-            yield found
 
 
 def _has_gpus(ray: Any, job: Job) -> bool:
     """Whether workers have accelerators; what the cluster cannot have at all is refused."""
-    if job.devices is not None:
-        raise ConfigError(
-            "devices= is not for a Ray cluster that is there already: Ray places workers. Leave it out.",
-            argument="devices",
-        )
     nodes = sum(node["Alive"] for node in ray.nodes())
     if nodes < job.nodes:
         raise ConfigError(f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}.", argument="nodes")
     gpus = 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else int(ray.cluster_resources().get("GPU", 0))
-    _enough(job, gpus)
-    return gpus > 0
-
-
-@contextmanager
-def _own(job: Job) -> Iterator[tuple[Any, bool]]:
-    """A cluster that only this machine can reach, and only with its token."""
-    if job.nodes > 1:
-        raise ConfigError(f"nodes={job.nodes} need a Ray cluster that is there: set RAY_ADDRESS, or call ray.init.")
-    gpus = torch.cuda.device_count() if job.devices is None else len(job.devices)
-    _enough(job, gpus)
-    settings = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if "ray" not in sys.modules:  # it reads these once
-        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.environ |= own | {_LOOPBACK_ALONE: "0"}
-    elif os.environ.get(_LOOPBACK_ALONE) != "0":
-        warnings.warn(
-            "ray was imported before launch, so the cluster that it starts is open to the network. Call launch first, "
-            "or ray.init as you want it.",
-            stacklevel=4,
-        )
-    if job.devices is not None:
-        visible = [*filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))]
-        settings["CUDA_VISIBLE_DEVICES"] = ",".join(visible[k] if visible else str(k) for k in job.devices)
-    with environment(settings):
-        ray = load()
-        try:
-            ray.init(
-                address="local",
-                num_cpus=job.workers,  # workers need one each, however few there are
-                num_gpus=gpus,
-                include_dashboard=False,
-                logging_level=logging.WARNING,
-            )
-        except (OSError, RuntimeError, ray.exceptions.RayError) as error:
-            raise RunError(f"Ray could not be started on this machine: {_first_line(error)}") from error
-        try:
-            yield ray, gpus > 0
-        finally:
-            ray.shutdown()
-
-
-def _enough(job: Job, gpus: int) -> None:
     if 0 < gpus < job.workers:
         raise ConfigError(
             f"workers={job.workers} have {gpus} accelerators, and need one each. "
             f"Give workers={gpus}, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
+    return gpus > 0
 
 
 def _first_line(error: BaseException) -> str:

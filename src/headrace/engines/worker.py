@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -26,31 +25,13 @@ from .job import Job, Result, work
 
 FAILED = 1
 ORPHANED_S = 10.0  # that a worker has for its last checkpoint when whoever has started it is gone
-HELD = system.signals("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
+DEFERRED = system.signals("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 """Signals that are held back while workers are started."""
 _LOOK_S = 0.5
-_TELLING_S = 5.0
+_REPORT_S = 5.0
 
 Outcome = tuple[bytes, bytes]
 """The value, as the user's own classes are pickled, and the weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramPlace:
-    """Where a program runs, and finds its modules."""
-
-    directory: str
-    path: tuple[str, ...]
-
-    @classmethod
-    def here(cls) -> "ProgramPlace":
-        return cls(os.getcwd(), tuple(os.path.abspath(entry) for entry in sys.path))
-
-    def enter(self) -> None:
-        """This process goes there, as far as this machine has it."""
-        if os.path.isdir(self.directory):
-            os.chdir(self.directory)
-        sys.path.extend(entry for entry in self.path if entry not in sys.path)
 
 
 @contextmanager
@@ -125,8 +106,8 @@ def restarting(job: Job, start: Callable[[int], Outcome]) -> Outcome:
         except Exception as error:
             if not may_work_again(error):
                 raise
-            again = f"all workers start again ({attempt + 1} of {job.restarts})."
-            sys.stderr.write(f"headrace: {error}\nheadrace: {again}\n")
+            notice = f"all workers start again ({attempt + 1} of {job.restarts})."
+            sys.stderr.write(f"headrace: {error}\nheadrace: {notice}\n")
     return start(job.restarts)
 
 
@@ -136,14 +117,14 @@ def may_work_again(error: BaseException) -> bool:
     return isinstance(error, Exception) and (not isinstance(error, HeadraceError) or isinstance(error, passing))
 
 
-def main(file: str, parent: int, environment: dict[str, str]) -> None:
+def main(file: str, environment: dict[str, str]) -> None:
     """Calls the function in a worker process. Worker 0 writes the outcome into a file beside that of the job."""
     os.environ.update(environment)
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
-    threading.Thread(target=_end_with_parent, args=(parent,), name="headrace-parent", daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
     _restore_signals()
-    system.hold_signals(HELD, False)
+    system.hold_signals(DEFERRED, False)
     try:
         function, arguments = pickle.loads(Path(file).read_bytes())
         seed(int(os.environ["RANK"]))
@@ -165,7 +146,7 @@ def main(file: str, parent: int, environment: dict[str, str]) -> None:
 
 
 def _restore_signals() -> None:
-    for number in HELD:
+    for number in DEFERRED:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -181,17 +162,25 @@ def write_to_store(write: Callable[..., None], what: Any) -> None:
     """Writes into the store of the parent process, if that still answers."""
 
     def leave() -> None:
-        store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TELLING_S)
+        store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _REPORT_S)
         write(attempt_of(store), int(os.environ["RANK"]), what)
 
+    if _is_orphan():
+        return
     with suppress(RuntimeError):
-        within(_TELLING_S, leave, "the store of the workers")
+        within(_REPORT_S, leave, "the store of the workers")
 
 
-def _end_with_parent(parent: int) -> None:
+def _is_orphan() -> bool:
+    """Whether the process that has started this one is gone."""
+    starter = parent_process()
+    # Windows goes on to give the id of a process that is no more; forked ones keep each other's pipes to it open
+    return starter is not None and (os.getppid() != starter.pid or not starter.is_alive())
+
+
+def _end_with_parent() -> None:
     """Ends this worker when its parent process is gone: first as by Ctrl-C, then at once."""
-    starter = parent_process()  # Windows goes on to give the id of a process that is no more
-    while os.getppid() == parent and (starter is None or starter.is_alive()):
+    while not _is_orphan():
         time.sleep(_LOOK_S)
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as under nohup
     system.interrupt(signal.SIGTERM if ignored else signal.SIGINT)
