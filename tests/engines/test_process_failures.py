@@ -101,6 +101,7 @@ def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
 def test_an_exit_is_an_exit(tmp_path: Path) -> None:
     with launched(tmp_path, "exits", restarts=1) as child:
         assert raised(child)[1] == "SystemExit: 7"
+    assert child.output == "headrace: worker 1 has ended by sys.exit(7), and so all workers end.\n"
 
 
 @pytest.mark.slow

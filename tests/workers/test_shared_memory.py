@@ -86,9 +86,6 @@ def sums(at: str, index: int, count: int) -> None:
                 vector = vectors[index].clone()
                 shared.all_reduce(vector, op)
                 assert torch.equal(vector, expected(vectors, op)), (dtype, size, op)
-                pending = shared.start(again := vectors[index].clone(), op)
-                pending.wait()
-                assert torch.equal(again, vector), (dtype, size, op)
     tell("exact")
 
 
@@ -122,23 +119,6 @@ def sums_without_rest(at: str, index: int, count: int) -> None:
 def test_sums_that_follow_each_other_at_once_do_not_disturb_each_other(tmp_path: Path, count: int) -> None:
     with workers(sums_without_rest, tmp_path, count) as children:
         assert [child.ending() for child in children] == [0] * count, children[0].output
-
-
-def sums_begun(at: str, index: int, count: int) -> None:
-    shared = met(at, index, count)
-    first, second, third = (torch.full((5,), float(k + index)) for k in (1, 10, 100))
-    begun = shared.start(first)
-    also = shared.start(second)
-    shared.all_reduce(third)
-    also.wait()
-    begun.wait()
-    tell(str([vector[0].item() for vector in (first, second, third)]))
-
-
-def test_what_has_begun_is_finished_before_anything_else_and_only_once(tmp_path: Path) -> None:
-    with workers(sums_begun, tmp_path, 2) as children:
-        assert [child.ending() for child in children] == [0, 0], children[0].output
-    assert all(child.told == ["[3.0, 21.0, 201.0]"] for child in children)
 
 
 def sums_for_ever(at: str, index: int, count: int, timeout_s: float, size: int, heir: bool) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from torch._C._distributed_c10d import Store
@@ -22,9 +23,9 @@ from .join import within
 BEAT_S = 0.5
 PATIENCE_S = 1.6  # how long those that lose a connection wait to learn why; whoever has written nothing then is lost
 ANSWER_S = 1.2  # in which a store answers
-TELLING_S = 2.0  # how long a failing worker tries to tell
+REPORT_S = 2.0  # in which a failing worker tries to report its error
 NUDGE_S, GRACE_S = 0.75, 3.0  # how long a worker may overlook that another has failed, until it is disturbed, or ended
-_REPORTED, _OVER = "reported", "over"
+_REPORTED = "reported"
 _KEEPER_IS_GONE = "the process that started the workers is gone, or does not answer."
 _TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that are reported
 
@@ -98,41 +99,40 @@ class Heartbeat:
         """The first error of any worker."""
         self._store, self._me, self._count, self._timeout_s = store, shard.index, shard.count, timeout_s
         self._keeper, self._nudge = keeper, nudge
-        self._beat, self._to_report, self._is_ending, self._left, self._is_over = 0, "", False, False, False
-        self._heard_s, self._nudged = 0.0, False
-        self._wake = threading.Event()
+        self._beat, self._to_report, self._left = 0, "", False
+        self._is_ending, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-beats", daemon=True)
         self._thread.start()
 
     def report(self, error: BaseException) -> None:
         """Reports why this worker ends; returns once the store has it, or does not answer."""
-        if self._is_ending:  # it ends by what was reported
-            return
-        self._is_ending = True
-        self._send(WorkerError(f"{error}") if isinstance(error, WorkerError) else error)
+        if not self._is_ending.is_set():  # else it ends by what was reported
+            self._is_ending.set()
+            self._send(WorkerError(f"{error}") if isinstance(error, WorkerError) else error)
 
     def explain(self, failure: Exception, waited_s: float) -> WorkerError:
         """Why a call that needs the others has failed."""
-        self._is_ending = True
+        self._is_ending.set()
         before = self._statuses()
         if before:
             self._listen(PATIENCE_S)
         if self.reported is None:
-            found = WorkerError(self._diagnosis(before, before and self._statuses(), failure, waited_s))
+            diagnosis = WorkerError(self._diagnosis(before, before and self._statuses(), failure, waited_s))
             if before:
-                self._send(found)
-            return self.reported_error() if self.reported else found
+                self._send(diagnosis)
+            if self.reported is None:
+                return diagnosis
         return self.reported_error()
 
     def reported_error(self) -> WorkerError:
         """What has been reported, for this worker to end by."""
         assert self.reported is not None
-        self._is_ending = True
+        self._is_ending.set()
         return self.reported.error()
 
     def interrupt(self) -> None:
         """Raises what has been reported, unless this worker ends by it already."""
-        if self.reported is not None and not self._is_ending:
+        if self.reported is not None and not self._is_ending.is_set():
             raise self.reported_error()
 
     def leave(self) -> None:
@@ -140,13 +140,14 @@ class Heartbeat:
         if self._left:
             return
         self._left = True
+        self._is_ending.set()
         self._wake.set()
-        self._thread.join(TELLING_S)
-        if self._keeper == self._me:
-            self._store.set(_OVER, "")
-            end = time.monotonic() + TELLING_S
-            while not all(status.left for status in self._statuses()) and time.monotonic() < end:
-                time.sleep(0.02)
+        self._thread.join(REPORT_S)
+        end = time.monotonic() + REPORT_S
+        while self._keeper == self._me and time.monotonic() < end:
+            if all(status.left for status in self._statuses()):
+                break
+            time.sleep(0.02)
 
     # --- what has happened
 
@@ -194,7 +195,7 @@ class Heartbeat:
 
     def _send(self, error: BaseException) -> None:
         self._to_report = json.dumps(asdict(FailureReport.of(error, self._me, self.step)))
-        self._listen(TELLING_S)
+        self._listen(REPORT_S)
 
     def _listen(self, limit_s: float) -> None:
         """Waits until an error has been reported, at most so long."""
@@ -204,51 +205,32 @@ class Heartbeat:
             time.sleep(0.02)
 
     def _run(self) -> None:
-        left = False
-        while not left:
-            left = self._left
-            try:
-                self._exchange(left)
-            except RuntimeError:  # the store is gone, with whoever keeps it
-                self._miss_keeper()
-                return
-            self._end_if_others_have()
-            self._wake.wait(0.0 if left else BEAT_S)
-            self._wake.clear()
+        with suppress(RuntimeError):  # the store is gone with whoever keeps it, as the next call of this worker shows
+            while not self._left:
+                self._write()
+                self.reported = self.reported or read_report(self._store)
+                if self.reported is not None:
+                    self._end_soon(self.reported)
+                self._wake.wait(BEAT_S)
+                self._wake.clear()
+            self._write(left=True)
 
-    def _exchange(self, left: bool) -> None:
+    def _write(self, left: bool = False) -> None:
         if self._to_report:
             self._store.compare_set(_REPORTED, "", self._to_report)
             self._to_report = ""
         self._beat += 1
         status = WorkerStatus(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, left)
         self._store.set(_key(self._me), json.dumps(asdict(status)))
-        if not left:  # else whoever keeps the store may be gone by now
-            self.reported = self.reported or read_report(self._store)
-            self._is_over = self._is_over or self._store.check([_OVER])
 
-    def _end_if_others_have(self) -> None:
+    def _end_soon(self, reported: FailureReport) -> None:
         """Ends this worker after an error of another, even while its program computes, reads data or hangs."""
-        if self.reported is None or self._is_ending:
+        if self._is_ending.wait(NUDGE_S):
             return
-        now = time.monotonic()
-        self._heard_s = self._heard_s or now
-        if now - self._heard_s > NUDGE_S and not self._nudged:
-            self._nudged = True
-            self._nudge()
-        if now - self._heard_s > GRACE_S:
-            os.write(2, f"headrace: {self.reported} This worker ends.\n".encode())
+        self._nudge()
+        if not self._is_ending.wait(GRACE_S - NUDGE_S):
+            os.write(2, f"headrace: {reported} This worker ends.\n".encode())
             os._exit(1)
-
-    def _miss_keeper(self) -> None:
-        """Reports the loss of the store's keeper, unless it has ended well or reported why it ends."""
-        if self.reported is None and not self._is_over:
-            nothing = [WorkerStatus()] * self._count
-            gone = _KEEPER_IS_GONE if self._keeper is None else self._was_lost(self._keeper, nothing)
-            self.reported = FailureReport.of(WorkerError(gone), self._me, self.step)
-        while self.reported is not None and not self._is_ending and not self._left:
-            self._end_if_others_have()
-            time.sleep(NUDGE_S)
 
 
 def read_report(store: Store) -> FailureReport | None:

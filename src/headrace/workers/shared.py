@@ -23,7 +23,7 @@ from torch import Tensor
 from ..data.shard import Shard
 from ..errors import WorkerError
 from ..store import system
-from .comm import Done, Op, Pending
+from .comm import Op
 
 PART = 512 * 1024
 """Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
@@ -51,7 +51,6 @@ class Shared:
         self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._scratch = torch.empty(shard.count.bit_length(), PART, dtype=torch.uint8)  # mapped once, not for each sum
         self._part = 0
-        self._begun: _SharedReduction | None = None
         self._spin_s = SPIN_S if shard.count <= system.cores() else 0.0
 
     @classmethod
@@ -59,15 +58,14 @@ class Shared:
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
         with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as peers_here:
             names = exchange(peers_here.name)
-            found = "" not in names and peers_here.connect(names) and (shard.index > 0 or peers_here.reserve())
-            if "" in exchange("yes" if found else ""):
+            is_here = "" not in names and peers_here.connect(names) and (shard.index > 0 or peers_here.reserve())
+            if "" in exchange("yes" if is_here else ""):
                 return None
             peers, memory = peers_here.join()
             return cls(shard, memory, peers, timeout_s)
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         """The vector, on the host, becomes the sum, or the maximum, of those of all workers."""
-        self._finish()
         flat = vector.detach().view(-1)
         parts = flat.split(PART // flat.element_size())
         if flat.numel() == 0:
@@ -79,17 +77,6 @@ class Shared:
             self._await(number, part)
             self._combine(number, part, op)
         self._part += len(parts)
-
-    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
-        """Begins an `all_reduce`: of one part, its first half now, the rest at `wait` or before the next one."""
-        self._finish()
-        flat = vector.detach().view(-1)
-        if flat.numel() == 0 or flat.nbytes > PART:
-            self.all_reduce(flat, op)
-            return Done()
-        self._put(0, flat)
-        self._begun = _SharedReduction(self, flat, op)
-        return self._begun
 
     def close(self) -> None:
         """Closes the sockets; workers that still wait for this one raise an error."""
@@ -140,24 +127,6 @@ class Shared:
 
     def _vote(self, number: int, part: Tensor) -> bytes:
         return _SIGNAL.pack(self._part + number, part.nbytes)
-
-    def _finish(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._await(0, begun.vector)
-            self._combine(0, begun.vector, begun.op)
-            self._part += 1
-
-
-class _SharedReduction:
-    """A sum of one part, put but not yet added up."""
-
-    def __init__(self, shared: Shared, vector: Tensor, op: Op) -> None:
-        self._shared, self.vector, self.op = shared, vector, op
-
-    def wait(self) -> None:
-        if self._shared._begun is self:
-            self._shared._finish()
 
 
 def combine(vectors: Sequence[Tensor], out: Tensor, op: Op, scratch: Sequence[Tensor] = ()) -> None:
@@ -323,15 +292,15 @@ class SameHostPeers:
         """Accepts connections from the workers after this one; other users' are refused."""
         assert self._listener is not None
         self._listener.settimeout(self._timeout_s)
-        found: dict[int, socket.socket] = {}
-        while len(found) < self._shard.count - 1 - self._shard.index:
+        channels: dict[int, socket.socket] = {}
+        while len(channels) < self._shard.count - 1 - self._shard.index:
             channel, _ = self._listener.accept()
             if _same_user(channel):
                 channel.settimeout(self._timeout_s)
-                found[_HELLO.unpack(channel.recv(_HELLO.size))[0]] = channel
+                channels[_HELLO.unpack(channel.recv(_HELLO.size))[0]] = channel
             else:
                 channel.close()
-        return found
+        return channels
 
 
 def _credentials(channel: socket.socket) -> tuple[int, int]:

@@ -9,7 +9,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -40,9 +41,11 @@ class TorchComm(Comm):
     memory of a device. A call that cannot be finished is a `WorkerError` that says which worker is the cause.
     """
 
-    def __init__(self, vectors: dist.ProcessGroup, values: dist.ProcessGroup, timeout_s: float, own: bool) -> None:
+    def __init__(
+        self, vectors: dist.ProcessGroup, values: dist.ProcessGroup, timeout_s: float, has_joined: bool
+    ) -> None:
         self.shard = Shard(dist.get_rank(), dist.get_world_size())
-        self._vectors, self._values, self.has_joined = vectors, values, own
+        self._vectors, self._values, self.has_joined = vectors, values, has_joined
         self._options = {"sum": _options(dist.ReduceOp.SUM), "max": _options(dist.ReduceOp.MAX)}
         store = attempt_of(dist.distributed_c10d._get_default_store()).clone()  # type: ignore[attr-defined]
         keeper = None if started_by_agent() else 0
@@ -61,11 +64,11 @@ class TorchComm(Comm):
     @classmethod
     def of_environment(cls) -> "TorchComm":
         """The worker that this process was started as; joins the others first, unless the program has done so."""
-        own = not dist.is_initialized()
-        if own:
+        has_joined = not dist.is_initialized()
+        if has_joined:
             join_others(timeout_of_environment())
         vectors, values, timeout_s = joined_group()
-        comm = cls(vectors, values, timeout_s, own)
+        comm = cls(vectors, values, timeout_s, has_joined)
         if torch.cuda.is_available():
             comm._check_devices()
         return comm
@@ -80,7 +83,7 @@ class TorchComm(Comm):
 
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
         if self._shared is not None and vector.device.type == "cpu":
-            return _TorchReduction(self, self._call(self._shared.start, vector, op))
+            return super().start(vector, op)
         return _TorchReduction(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
 
     def broadcast(self, vector: Tensor, worker: int = 0) -> None:
@@ -104,13 +107,8 @@ class TorchComm(Comm):
         return unpack(pack(values[0]))
 
     def attempt(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        if self._heartbeat.reported is not None:
-            raise self._heartbeat.reported_error()
-        begun_s = time.monotonic()
-        try:
+        with self._explained(OSError, EOFError):
             return call(*arguments)
-        except (OSError, EOFError) as error:
-            raise self._heartbeat.explain(error, time.monotonic() - begun_s) from error
 
     def at(self, step: int, doing: str) -> None:
         self._heartbeat.step, self._heartbeat.doing = step, doing
@@ -141,27 +139,31 @@ class TorchComm(Comm):
     # --- calls that need the others
 
     def _on_one_host(self, timeout_s: float) -> Shared | None:
-        begun_s = time.monotonic()
-        try:
+        with self._explained(OSError, ValueError, struct.error):  # another worker may be lost meanwhile
             return Shared.connect(self.shard, self.all_gather, timeout_s)
-        except (OSError, ValueError, struct.error) as error:  # somebody was lost between two words
+
+    @contextmanager
+    def _explained(self, *errors: type[Exception], since_s: float | None = None) -> Iterator[None]:
+        """Has these errors say which worker is their cause."""
+        if self._heartbeat.reported is not None:
+            raise self._heartbeat.reported_error()
+        begun_s = time.monotonic() if since_s is None else since_s
+        try:
+            yield
+        except torch.OutOfMemoryError:  # no loss of anybody, though it is a RuntimeError
+            raise
+        except errors as error:
             raise self._heartbeat.explain(error, time.monotonic() - begun_s) from error
 
     def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
         heartbeat = self._heartbeat
-        if heartbeat.reported is not None:
-            raise heartbeat.reported_error()
-        begun_s = time.monotonic() if since_s is None else since_s
         heartbeat.calls += 1
         heartbeat.waiting = True
         try:
-            result = call(*arguments)
+            with self._explained(RuntimeError, since_s=since_s):
+                result = call(*arguments)
             heartbeat.met = heartbeat.step
             return result
-        except torch.OutOfMemoryError:  # no loss of anybody, though it is a RuntimeError
-            raise
-        except RuntimeError as error:
-            raise heartbeat.explain(error, time.monotonic() - begun_s) from error
         finally:
             heartbeat.waiting = False
 
@@ -193,8 +195,8 @@ class TorchComm(Comm):
         self._broadcast(message)
         return message
 
-    def _receive_all(self, own: Tensor) -> list[Any]:
-        return [unpack(own), *(unpack(self._receive(worker)) for worker in range(1, self.count))]
+    def _receive_all(self, message: Tensor) -> list[Any]:
+        return [unpack(message), *(unpack(self._receive(worker)) for worker in range(1, self.count))]
 
     def _send_all(self, values: Sequence[Any]) -> None:
         for worker in range(1, self.count):
@@ -213,9 +215,9 @@ class TorchComm(Comm):
 
     def _check_devices(self) -> None:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found = self.all_gather(f"{device.name} {device.uuid} of {socket.gethostname()}")
-        for worker, other in enumerate(found):
-            if (first := found.index(other)) < worker:
+        devices = self.all_gather(f"{device.name} {device.uuid} of {socket.gethostname()}")
+        for worker, other in enumerate(devices):
+            if (first := devices.index(other)) < worker:
                 raise ConfigError(
                     f"workers {first} and {worker} have the same accelerator, {other}. Start no more workers than "
                     "there are accelerators, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
