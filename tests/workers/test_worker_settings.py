@@ -10,6 +10,8 @@ import torch
 from kit.sampled import sampled
 from kit.worker_cases import BATCH, EXACT, Found, Options, apart, columns, make, sgd
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
@@ -92,6 +94,18 @@ def test_a_model_that_exchanges_gradients_by_itself_is_refused(strategy: Any, tm
         main(None)
         with pytest.raises(hr.ConfigError, match=r"wrapped in DistributedDataParallel.* model\.module"):
             hr.launch(main, strategy, workers=2)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_model_that_is_sharded_already_is_refused(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        model = nn.Linear(5, 3)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1))
+        with pytest.raises(hr.ModelError, match=r"parameter 'weight' is a DTensor.*strategy=hr\.Sharded"):
+            trainer.fit((torch.zeros(8, 5), torch.zeros(8, dtype=torch.int64)), epochs=1, progress=False)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -41,7 +41,7 @@ class Baton:
         """The entry in the heap that holds for each worker: a later one replaces it."""
         self._locks: list[threading.Lock] = []
         self._turn = 0
-        self._urgent = self._left = self._void = False
+        self._urgent = self._is_abandoned = self._void = False
         """Whether worker 0 was interrupted; whether it has gone; whether not all threads could be started."""
         self._generators: Generators
 
@@ -50,7 +50,7 @@ class Baton:
 
         They raise nothing. What interrupts the caller while it waits for their end is given to `failed`.
         """
-        self.holder, self.ended, self._urgent, self._left = 0, set(), False, False
+        self.holder, self.ended, self._urgent, self._is_abandoned = 0, set(), False, False
         self.parked, self._heap, self._locks = {}, [], [threading.Lock() for _ in works]
         for worker, lock in enumerate(self._locks):
             lock.acquire()
@@ -65,15 +65,15 @@ class Baton:
             except BaseException as error:  # an interrupt between two lines
                 failed(error)
             self.ended.add(0)
-            while len(self.ended) < self._count and not self._left:
+            while len(self.ended) < self._count and not self._is_abandoned:
                 try:
                     self._pass_on(0)
                 except BaseException as error:
                     failed(error)
-            for thread in [] if self._left else threads:
+            for thread in [] if self._is_abandoned else threads:
                 thread.join()
         finally:
-            self._left = True
+            self._is_abandoned = True
             self._generators.give_back()
 
     def until(self, worker: int, time: float) -> None:
@@ -162,13 +162,13 @@ class Baton:
         """Who is due first; `None` if everybody has ended."""
         if self._urgent:
             return 0
-        if not (found := self._first()) and self.parked:
+        if not (first := self._first()) and self.parked:
             self._stuck()
-            found = self._first()
-        if found is None:
+            first = self._first()
+        if first is None:
             return None
-        self.now[found[1]] = max(self.now[found[1]], found[0])
-        return found[1]
+        self.now[first[1]] = max(self.now[first[1]], first[0])
+        return first[1]
 
     def _first(self) -> tuple[float, int] | None:
         while self._heap:
@@ -180,7 +180,7 @@ class Baton:
         return None
 
     def _hand_to(self, worker: int, other: int) -> None:
-        if not self._left:
+        if not self._is_abandoned:
             self._generators.swap(worker, other)
         self._turn += 1
         self.holder = other
@@ -199,19 +199,19 @@ class Baton:
             elif lock.acquire(timeout=GLANCE_S) or turn != self._turn:
                 turn, seconds = self._turn, 0.0
             elif (seconds := seconds + GLANCE_S) >= self._timeout_s and self.holder:
-                self._left = True
+                self._is_abandoned = True
                 raise self._stalled(self.holder)
 
     def _ask_for_baton(self) -> None:
         """Worker 0, interrupted while another one has the baton, is next. Interrupted once more, it leaves at once."""
-        if self._left:
+        if self._is_abandoned:
             return
         self._urgent = True
         self._hint(self.holder)  # perhaps before it could be told
         try:
             self._wait(0)
         except BaseException:
-            self._left = True
+            self._is_abandoned = True
             raise
         finally:
             self._urgent = False

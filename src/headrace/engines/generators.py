@@ -39,20 +39,20 @@ class Generators:
             torch.cuda.init()  # what has no generators yet could not give each worker its own
         self._numpy, self._torch = _NumPy(), _Torch()
         self._callers = self._read(None)
-        self._kept = []
+        self._snapshots = []
         for worker in range(count):
             self._begin(worker)
-            self._kept.append(self._read(None))
+            self._snapshots.append(self._read(None))
         self._write(self._callers, None)
 
     def enter(self, worker: int) -> None:
         """The process's become this worker's."""
-        self._write(self._kept[worker], None)
+        self._write(self._snapshots[worker], None)
 
     def swap(self, worker: int, other: int) -> None:
         """Those of one worker are kept, and the process's become the other's."""
-        kept = self._kept[worker] = self._read(self._kept[worker])
-        self._write(self._kept[other], kept)
+        snapshot = self._snapshots[worker] = self._read(self._snapshots[worker])
+        self._write(self._snapshots[other], snapshot)
 
     def give_back(self) -> None:
         """The process's are what they were before."""
@@ -72,12 +72,12 @@ class Generators:
             _settings(),
         )
 
-    def _write(self, kept: "_Snapshot", now: "_Snapshot | None") -> None:
-        self._torch.write(kept.torch)
-        self._numpy.write(kept.numpy)
-        words, _python.gauss_next = kept.python
+    def _write(self, snapshot: "_Snapshot", now: "_Snapshot | None") -> None:
+        self._torch.write(snapshot.torch)
+        self._numpy.write(snapshot.numpy)
+        words, _python.gauss_next = snapshot.python
         Random.setstate(_python, words)
-        self._write_settings(kept.settings, now and now.settings)
+        self._write_settings(snapshot.settings, now and now.settings)
 
     def _write_settings(self, wanted: tuple[Any, ...], now: tuple[Any, ...] | None) -> None:
         if wanted == now:
@@ -162,7 +162,7 @@ class _NumPy:
         state: Any = np.random.get_state(legacy=False)
         return _OfNumPy(generator, address, end, state if state["has_gauss"] else None)
 
-    def write(self, kept: _OfNumPy) -> None:
-        _numpy.set_bit_generator(kept.generator)
-        if kept.gauss is not None:
-            np.random.set_state(kept.gauss)
+    def write(self, snapshot: _OfNumPy) -> None:
+        _numpy.set_bit_generator(snapshot.generator)
+        if snapshot.gauss is not None:
+            np.random.set_state(snapshot.gauss)

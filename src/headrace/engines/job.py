@@ -58,7 +58,7 @@ def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Seque
         model.load_state_dict({**model.state_dict(), **state})  # what cannot be sent stays as it is
 
 
-def own(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def copy_for_worker(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Copies of the function and its arguments, for one more worker in the same process."""
     copied: tuple[Callable[..., Any], tuple[Any, ...]] = copy.deepcopy((main, tuple(arguments)))
     return copied
@@ -66,24 +66,24 @@ def own(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..
 
 def models_of(main: Callable[..., Any], arguments: Sequence[Any]) -> list[nn.Module]:
     """The models among a function's arguments, and that of a trainer, whose method the function may be."""
-    found: list[nn.Module] = []
+    models: list[nn.Module] = []
     for value in (getattr(main, "__self__", None), *arguments):
         model = value if isinstance(value, nn.Module) else getattr(value, "model", None)
-        if isinstance(model, nn.Module) and not any(model is known for known in found):
-            found.append(model)
-    return found
+        if isinstance(model, nn.Module) and not any(model is known for known in models):
+            models.append(model)
+    return models
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
     """The state of a model on the host: tensors, and what `get_extra_state` gives if it is made of plain values."""
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor) and is_sharded(value):
             warnings.warn("the caller's model keeps its own weights: the workers have shards of theirs.", stacklevel=2)
             return {}
         tensors: Tensors = {}
         try:
-            found[name] = decode(encode(value, tensors, name), {key: each.cpu() for key, each in tensors.items()})
+            state[name] = decode(encode(value, tensors, name), {key: each.cpu() for key, each in tensors.items()})
         except CheckpointError as error:
             warnings.warn(f"the caller's model keeps its own {name!r}, which cannot be sent: {error}", stacklevel=2)
-    return found
+    return state

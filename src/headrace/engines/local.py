@@ -17,7 +17,7 @@ from ..workers.comm import Comm, Op, Pending
 from ..workers.connection import CenterClient
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
-from .job import Job, Result, models_of, own, work
+from .job import Job, Result, copy_for_worker, models_of, work
 from .network import Collective, Network, Packed, broadcast_from
 from .virtual_cluster import VirtualCluster
 
@@ -51,12 +51,12 @@ class SimComm(Comm):
         self._begin(broadcast_from(worker), vector).wait()
 
     def gather(self, value: Any) -> list[Any] | None:
-        found: list[Any] | None = self._exchange("gather", Packed.of(value))
-        return found
+        values: list[Any] | None = self._exchange("gather", Packed.of(value))
+        return values
 
     def all_gather(self, value: Any) -> list[Any]:
-        found: list[Any] = self._exchange("all_gather", Packed.of(value))
-        return found
+        values: list[Any] = self._exchange("all_gather", Packed.of(value))
+        return values
 
     def share(self, value: Any = None) -> Any:
         return self._exchange("share", Packed.of(value) if self.leader else None)
@@ -199,7 +199,7 @@ def run(job: Job) -> Result:
     def live(worker: int) -> Result:
         with use_comm(SimComm(cluster, worker)):
             try:
-                main, arguments = own(job.main, job.arguments)
+                main, arguments = copy_for_worker(job.main, job.arguments)
             except Exception as error:
                 raise ConfigError(
                     f"every virtual worker needs the arguments for itself, and they cannot be copied: {error}. "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from math import ceil, isfinite, log2
+from math import isfinite
 from numbers import Real
 from typing import Any
 
@@ -94,7 +94,7 @@ class Network:
 
     @cached_property
     def _stragglers(self) -> dict[int, tuple[float, float]]:
-        found: dict[int, tuple[float, float]] = {}
+        stragglers: dict[int, tuple[float, float]] = {}
         given: Any = self.stragglers or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"stragglers= looks like {{3: (0.1, 5.0)}}, got {given!r}.", argument="stragglers")
@@ -105,8 +105,8 @@ class Network:
                     f"stragglers= of worker {who} is a probability (0 to 1) and a factor (1 or more), got {pair!r}.",
                     argument="stragglers",
                 )
-            found[_worker(who, "stragglers")] = (float(numbers[0]), float(numbers[1]))
-        return found
+            stragglers[_worker(who, "stragglers")] = (float(numbers[0]), float(numbers[1]))
+        return stragglers
 
 
 def _draw(seed: int, worker: int, update: int) -> float:
@@ -161,48 +161,6 @@ def _worker(value: Any, what: str) -> int:
     return value
 
 
-Cost = tuple[float, Sequence[float]]
-
-
-def all_reduce_cost(count: int, size: int, network: Network) -> tuple[float, list[float]]:
-    """An all-reduce of so many bytes: each worker sends each of W parts twice around but to itself.
-
-    Seconds, and the bytes that each worker sends.
-    """
-    sent = 2 * (count - 1) / count * size
-    return sent / network.bytes_per_s + 2 * (count - 1) * network.latency_s, [sent] * count
-
-
-def broadcast_cost(count: int, size: int, network: Network) -> tuple[float, list[float]]:
-    """A broadcast: everybody passes on what it gets as it gets it, in a tree of messages."""
-    hops = ceil(log2(count)) if count > 1 else 0
-    seconds = size / network.bytes_per_s * (count > 1) + hops * network.latency_s
-    return seconds, [float(size)] * (count - 1) + [0.0]
-
-
-def gather_cost(sizes: list[int], network: Network) -> tuple[float, list[float]]:
-    """A gather: all others send to worker 0, which gets them through its one link."""
-    sent = [0.0, *map(float, sizes[1:])]
-    return _at_one(sent, network), sent
-
-
-def scatter_cost(sizes: list[int], network: Network) -> tuple[float, list[float]]:
-    """What worker 0 hands out goes through its one link."""
-    sent = float(sum(sizes[1:]))
-    return _at_one([0.0, *map(float, sizes[1:])], network), [sent] + [0.0] * (len(sizes) - 1)
-
-
-def all_gather_cost(sizes: list[int], network: Network) -> tuple[float, list[float]]:
-    """An all-gather: everything passes everybody, around a ring."""
-    total, count = sum(sizes), len(sizes)
-    sent = [float(total - sizes[(worker + 1) % count]) for worker in range(count)]
-    return max(sent) / network.bytes_per_s + (count - 1) * network.latency_s, sent
-
-
-def _at_one(sizes: list[float], network: Network) -> float:
-    return sum(sizes) / network.bytes_per_s + (network.latency_s if len(sizes) > 1 else 0.0)
-
-
 @dataclass(slots=True)
 class WorkerTimes:
     """How a worker has spent its virtual time, and how many bytes it has sent."""
@@ -241,9 +199,9 @@ class Packed:
 
     @classmethod
     def of(cls, value: Any) -> "Packed":
-        found: Tensors = {}
-        text = json.dumps(encode(value, found, "value"))
-        return cls(text, {name: tensor.cpu().clone() for name, tensor in found.items()})
+        tensors: Tensors = {}
+        text = json.dumps(encode(value, tensors, "value"))
+        return cls(text, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
 
     @property
     def size(self) -> int:
@@ -263,7 +221,7 @@ class Collective:
     first: int
     """The worker that called it first."""
     given: list[Any]
-    left: int
+    missing: int
     """How many have not called it yet."""
     started_s: float = 0.0
     """When the last one has called it, in virtual time."""
@@ -287,10 +245,10 @@ class Collective:
         whoever comes first.
         """
         self.given[worker] = given
-        self.left -= 1
+        self.missing -= 1
         if self.kind == broadcast_from(worker):
             self.total = given.clone()
-        if self.kind == "tree" and not self.left:
+        if self.kind == "tree" and not self.missing:
             self.total, *scratch = [torch.empty_like(given) for _ in range(len(self.given).bit_length())]
             add_in_tree(self.given, self.total, scratch)
         reduce = _REDUCE.get(self.kind)
@@ -299,21 +257,26 @@ class Collective:
             self.total = vector.clone() if self.total is None else reduce(self.total, vector)
             self._added += 1
 
-    def cost(self, network: Network) -> Cost:
-        """How long it takes, and how many bytes each worker sends."""
-        count = len(self.given)
-        if self.total is not None:
-            size = self.total.nbytes
-            return (
-                broadcast_cost(count, size, network)
-                if self.kind.startswith("broadcast")
-                else all_reduce_cost(count, size, network)
-            )
-        if self.kind == "share":
-            return broadcast_cost(count, self.given[0].size, network)
-        sizes = [packed.size for packed in (self.given[0] if self.kind == "hand_out" else self.given)]
-        cost = {"gather": gather_cost, "all_gather": all_gather_cost, "hand_out": scatter_cost}[self.kind]
-        return cost(sizes, network)
+    def cost(self, network: Network) -> tuple[float, list[float]]:
+        """How many seconds it takes, and how many bytes each worker sends.
+
+        The time is that of the bytes on the busiest link, and of the messages that follow each other.
+        """
+        others = len(self.given) - 1
+        if self.kind == "share" or self.kind.startswith("broadcast"):  # each passes on what it gets, in a tree
+            size = self.given[0].size if self.total is None else self.total.nbytes
+            sent, messages = [float(size)] * others + [0.0], others.bit_length()
+        elif self.total is not None:  # a sum, around a ring: each sends every part but one, twice
+            sent, messages = [2 * others / (others + 1) * self.total.nbytes] * (others + 1), 2 * others
+        elif self.kind == "all_gather":  # everything passes everybody, around a ring
+            sizes = [packed.size for packed in self.given]
+            sent, messages = [float(sum(sizes) - size) for size in [*sizes[1:], sizes[0]]], others
+        elif self.kind == "hand_out":
+            sent, messages = [float(sum(packed.size for packed in self.given[0][1:]))] + [0.0] * others, min(others, 1)
+        else:  # gather: worker 0 gets all through its one link
+            sent, messages = [0.0, *(float(packed.size) for packed in self.given[1:])], min(others, 1)
+        busiest = sum(sent) if self.kind == "gather" else max(sent)
+        return busiest / network.bytes_per_s + messages * network.latency_s, sent
 
     def take(self, worker: int) -> Any:
         """The result of the collective for a worker."""

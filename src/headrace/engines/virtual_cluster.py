@@ -128,7 +128,7 @@ class VirtualCluster:
             self._differ(collective, Collective(kind, like, worker, [], 0))
         collective.come(worker, given)
         collective.started_s = max(collective.started_s, self.baton.now[worker])
-        if not collective.left:
+        if not collective.missing:
             del self._collectives[call]
             self._conclude(collective)
             self.check(worker)
@@ -136,7 +136,7 @@ class VirtualCluster:
 
     def wait(self, worker: int, collective: Collective) -> Any:
         """The result of a collective, once all have called it."""
-        if collective.left:
+        if collective.missing:
             self.check(worker)
             collective.waiting.append(worker)
             self.baton.park(worker, collective)

@@ -102,8 +102,8 @@ class Comm(ABC):
 
     def all_gather(self, value: Any) -> list[Any]:
         """What every worker gave, in order, for all."""
-        found: list[Any] = self.share(self.gather(value))
-        return found
+        values: list[Any] = self.share(self.gather(value))
+        return values
 
     def worked(self, rows: int) -> None:
         """Counts an update of so many rows: a virtual clock moves on."""
@@ -155,9 +155,9 @@ def mean(comm: Comm, tensors: Sequence[Tensor], weight: float) -> list[Tensor]:
     One message for all tensors of a device; those of half precision are added up in single precision. A worker
     alone is given its own tensors, to the bit; otherwise nothing that is given shares memory with what came.
     """
-    found = list(tensors)
+    means = list(tensors)
     if comm.count == 1:
-        return found
+        return means
     for places in _alike(tensors):
         message, parts = _packed([tensors[k] for k in places])
         message.mul_(weight)
@@ -166,11 +166,11 @@ def mean(comm: Comm, tensors: Sequence[Tensor], weight: float) -> list[Tensor]:
         if total:
             message.div_(total)
             for k, part in zip(places, parts, strict=True):
-                found[k] = _like(tensors[k], part)
+                means[k] = _like(tensors[k], part)
         else:
             for k in places:
-                found[k] = tensors[k].clone()
-    return found
+                means[k] = tensors[k].clone()
+    return means
 
 
 def largest(comm: Comm, tensors: Sequence[Tensor]) -> None:
@@ -185,10 +185,10 @@ def largest(comm: Comm, tensors: Sequence[Tensor]) -> None:
 
 def _alike(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Which tensors go into one message."""
-    found: dict[tuple[torch.device, bool], list[int]] = {}
+    groups: dict[tuple[torch.device, bool], list[int]] = {}
     for k, tensor in enumerate(tensors):
-        found.setdefault((tensor.device, _is_double(tensor)), []).append(k)
-    return list(found.values())
+        groups.setdefault((tensor.device, _is_double(tensor)), []).append(k)
+    return list(groups.values())
 
 
 def _packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

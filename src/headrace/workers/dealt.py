@@ -28,8 +28,8 @@ class Dealt(SourceWrapper):
         self._source.load_state_dict(state)
 
     def batches(self, size: int) -> int | None:
-        found = self._source.batches(size)
-        return None if found is None else -(-found // self._workers)
+        batches = self._source.batches(size)
+        return None if batches is None else -(-batches // self._workers)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)

@@ -171,12 +171,12 @@ def connect(host: str, port: int, timeout_s: float) -> TCPStore:
 
 def within(limit_s: float, call: Callable[[], Result], what: str) -> Result:
     """Calls a function and waits for its result at most so long: torch waits for ever for a store that is stopped."""
-    found: list[Result] = []
+    results: list[Result] = []
     failed: list[RuntimeError] = []
 
     def work() -> None:
         try:
-            found.append(call())
+            results.append(call())
         except RuntimeError as error:
             failed.append(error)
 
@@ -185,9 +185,9 @@ def within(limit_s: float, call: Callable[[], Result], what: str) -> Result:
     thread.join(limit_s)
     if failed:
         raise failed[0]
-    if not found:
+    if not results:
         raise RuntimeError(f"{what} does not answer for {limit_s:g} s")
-    return found[0]
+    return results[0]
 
 
 def attempt_of(store: Store, attempt: int | None = None) -> Store:

@@ -41,21 +41,21 @@ def materialize(name: str, part: nn.Module, device: torch.device, init: Init | N
 
 def _make_room(part: nn.Module, device: torch.device) -> dict[str, tuple[nn.Module, Tensor]]:
     """Gives tensors on "meta" memory; those that had none by name, and the modules that have them."""
-    found: dict[str, tuple[nn.Module, Tensor]] = {}
+    filled: dict[str, tuple[nn.Module, Tensor]] = {}
     modules = {id(each._parameters): each for each in part.modules()}
     for param, (name, places) in owners(part).items():
         if param.is_meta and not is_sharded(param):
             made = nn.Parameter(torch.empty_like(param, device=device), requires_grad=param.requires_grad)
             for owned, key in places:  # in all of them, so that tied ones stay so
                 owned[key] = made
-            found[name] = modules[id(places[0][0])], made
+            filled[name] = modules[id(places[0][0])], made
     for name, buffer in list(part.named_buffers()):
         if buffer.is_meta:
             parent, _, key = name.rpartition(".")
             module = part.get_submodule(parent)
             module._buffers[key] = torch.empty_like(buffer, device=device)
-            found[name] = module, module._buffers[key]  # type: ignore[assignment]
-    return found
+            filled[name] = module, module._buffers[key]  # type: ignore[assignment]
+    return filled
 
 
 def _read(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -238,9 +238,9 @@ class Sharded(Strategy):
         """Raises unless the pass has reached the same parameters on every worker: otherwise torch adds up gradients of
         one with those of another."""
         reached = crc32(bytes(param.grad is not None for param in self._root.parameters()))
-        found = torch.tensor([reached, -reached])
-        self.comm.all_reduce(found, "max")
-        if found.sum():
+        extremes = torch.tensor([reached, -reached])
+        self.comm.all_reduce(extremes, "max")
+        if extremes.sum():
             missing = self.comm.all_gather([name for name, p in self._root.named_parameters() if p.grad is None])
             names = sorted(set().union(*missing) - set(missing[0]).intersection(*missing))
             raise ModelError(

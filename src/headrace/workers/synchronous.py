@@ -80,11 +80,11 @@ class Synchronous(Strategy):
     def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
         refuse_sparse(arena)
         buckets = self._of(arena)
-        found = buckets.finish(torch.cat([numbers, buckets.reach.flags(reached, numbers)]))
-        agreed = buckets.reach.anywhere(found[len(numbers) :])
-        for param, hit in zip(arena.loose, agreed[len(agreed) - len(arena.loose) :], strict=True):
+        sums = buckets.finish(torch.cat([numbers, buckets.reach.flags(reached, numbers)]))
+        reached_anywhere = buckets.reach.anywhere(sums[len(numbers) :])
+        for param, hit in zip(arena.loose, reached_anywhere[len(reached_anywhere) - len(arena.loose) :], strict=True):
             param.grad = param.grad if hit else None
-        return agreed, found[: len(numbers)]
+        return reached_anywhere, sums[: len(numbers)]
 
     def consensus(self, replica: Replica) -> list[Tensor]:
         """Weights are the same everywhere; of what the workers have measured of their rows, the mean."""
@@ -94,12 +94,12 @@ class Synchronous(Strategy):
 
     def _of(self, arena: Arena) -> "GradientBuckets":
         """The messages of an arena; those of arenas that are no more are forgotten."""
-        found = self._chunks.get(id(arena))
-        if found is None or found.arena is not arena:
-            for key in [key for key, held in self._chunks.items() if held.arena.optimizer is arena.optimizer]:
+        buckets = self._chunks.get(id(arena))
+        if buckets is None or buckets.arena is not arena:
+            for key in [key for key, other in self._chunks.items() if other.arena.optimizer is arena.optimizer]:
                 self._chunks.pop(key).forget()
-            found = self._chunks[id(arena)] = GradientBuckets(arena, self.comm, self._format)
-        return found
+            buckets = self._chunks[id(arena)] = GradientBuckets(arena, self.comm, self._format)
+        return buckets
 
 
 def join(strategy: Strategy | None) -> Strategy:
@@ -132,11 +132,11 @@ OVERLAP_BYTES = 8 << 20  # smaller vectors travel whole, after the backward pass
 
 @dataclass(slots=True)
 class _Chunk:
-    """A stretch of a vector that travels by itself; `left` counts its parameters that are not ready yet."""
+    """A stretch of a vector that travels by itself; `not_ready` counts its parameters that have no gradient yet."""
 
     vector: Tensor
     slots: list[Slot]
-    left: int = 0
+    not_ready: int = 0
     sent: tuple[Pending, Tensor] | None = field(default=None)
 
 
@@ -173,7 +173,7 @@ class Reach:
         """For each parameter, whether it has a gradient on any worker, by the sums of the flags."""
         if self._frozen == self._compared and all(map(operator.or_, self._here, self._frozen)):
             return self._here
-        self._compared, found = self._frozen, []
+        self._compared, reached = self._frozen, []
         for param, total in zip(self._params(), sums.tolist(), strict=True):
             frozen, hits = divmod(int(total), 1 + self._workers)
             if 0 < frozen < self._workers:
@@ -182,8 +182,8 @@ class Reach:
                     "parameters on all of them at the same step: with hr.Freeze, or in a callback without "
                     "everywhere = False."
                 )
-            found.append(hits > 0)
-        return found
+            reached.append(hits > 0)
+        return reached
 
     def _params(self) -> list[nn.Parameter]:
         return [*(slot.param for vector in self._arena.vectors for slot in vector.slots), *self._arena.loose]
@@ -217,7 +217,7 @@ class GradientBuckets:
         if self._hooks and self.arena.proven:
             self._listening = True
             for chunk in self._chunks:
-                chunk.left = sum(slot.param.requires_grad for slot in chunk.slots)
+                chunk.not_ready = sum(slot.param.requires_grad for slot in chunk.slots)
 
     def finish(self, numbers: Tensor) -> Tensor:
         """Sends what has not been sent, and waits; the sums of the numbers over all workers."""
@@ -275,8 +275,8 @@ class GradientBuckets:
             if param.grad is not slot.gradient:  # somebody has put another there: it is copied first
                 self._listening = False
                 return
-            chunk.left -= 1
-            while self._next < len(self._chunks) - 1 and self._chunks[self._next].left == 0:
+            chunk.not_ready -= 1
+            while self._next < len(self._chunks) - 1 and self._chunks[self._next].not_ready == 0:
                 self._send(self._chunks[self._next], None)
 
         return ready
@@ -287,13 +287,13 @@ class GradientBuckets:
         for param in self.arena.loose:
             if param.requires_grad:
                 alike.setdefault((param.dtype, param.device), []).append(param)
-        found = []
+        messages = []
         for params in alike.values():
             parts = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
             message = torch.cat([part.detach().reshape(-1) for part in parts])
             self._comm.all_reduce(message)
-            found.append((params, message))
-        return found
+            messages.append((params, message))
+        return messages
 
 
 def _cut(vector: Vector, overlaps: bool) -> list[_Chunk]:
@@ -301,12 +301,12 @@ def _cut(vector: Vector, overlaps: bool) -> list[_Chunk]:
     size = vector.gradients.element_size()
     if not overlaps or len(vector.gradients) * size < OVERLAP_BYTES:
         return [_Chunk(vector.gradients, list(vector.slots))]
-    found: list[_Chunk] = []
+    chunks: list[_Chunk] = []
     slots: list[Slot] = []
     stop = len(vector.gradients)
     for slot in reversed(vector.slots):
         slots.append(slot)
         if (stop - slot.start) * size >= CHUNK_BYTES or slot is vector.slots[0]:
-            found.append(_Chunk(vector.gradients[slot.start : stop], slots))
+            chunks.append(_Chunk(vector.gradients[slot.start : stop], slots))
             slots, stop = [], slot.start
-    return found
+    return chunks

@@ -120,10 +120,10 @@ class WorkerTree:
         """The sums of a subtree, from the worker that has computed them."""
         if not has_rows(node, cuts):
             return None
-        found = sums[node] if node in sums else [torch.empty_like(vector) for vector in out]
-        for vector in found:
+        vectors = sums[node] if node in sums else [torch.empty_like(vector) for vector in out]
+        for vector in vectors:
             self._comm.broadcast(vector, self._owners[node])
-        return found
+        return vectors
 
 
 def has_rows(node: Node, cuts: Sequence[int]) -> bool:

@@ -66,13 +66,13 @@ def _sizes(table: Table) -> list[tuple[torch.dtype, int]]:
 
 def _views(table: Table, flat: Tensor) -> Tensors:
     """The tensors' places in a message, by name."""
-    found: Tensors = {}
+    views: Tensors = {}
     start = 0
     for (dtype, size), tensors in zip(_sizes(table), table.values(), strict=True):
         parts = flat[start : start + size].view(dtype).split([prod(shape) for _, shape in tensors])
-        found |= {name: part.view(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
+        views |= {name: part.view(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
         start += _aligned(size)
-    return found
+    return views
 
 
 def _bytes(data: bytes) -> Tensor:
