@@ -379,8 +379,8 @@ WORKERS = [
     ),
     _fault(
         "counters of workers are not agreed on",
-        "            largest(self.comm, replica.counts)\n            self._start",
-        "            self._start",
+        "        largest(self.comm, replica.counts)\n        if self.reset",
+        "        if self.reset",
         "workers/test_periodic.py",
     ),
     _fault(
@@ -415,8 +415,8 @@ WORKERS = [
     ),
     _fault(
         "the error of another worker ends nobody",
-        "            os._exit(1)\n\n    def _miss_keeper",
-        "            self._is_ending = True\n\n    def _miss_keeper",
+        "            os._exit(1)\n\n\ndef read_report",
+        "            self._nudge()\n\n\ndef read_report",
         "workers/test_lost_workers.py",
         "engines/test_process_failures.py",
     ),
