@@ -1,14 +1,17 @@
 """A batch size that changes on the way: the same batches however they are staged, and after any resume."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.own_data import Elsewhere, Pulled
 from kit.sampled import sampled
-from torch import Tensor, nn
+from kit.small import data, same, stop_and_resume, trainer
 
 import headrace as hr
 from headrace import Ragged
@@ -17,11 +20,9 @@ from headrace.data.staging import Sizes
 from headrace.length import Counters
 
 ROWS = 50
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
+X, Y = data()
 LENGTHS = torch.arange(ROWS) * 7 % 5  # of the sequences "w": 0 to 4 items
 WORDS = Ragged(torch.arange(int(LENGTHS.sum())), torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)]))
-STREAMS = [hr.Stream("x", (6,)), hr.Stream("y", (), "int64")]
 
 SAMPLES = {0: 4, "30 samples": 7, "90 samples": 16, "141 samples": 3}
 EPOCHS = {0: 4, "1 epoch": 9, "2 epochs": 50, "3 epochs": 2}
@@ -50,91 +51,29 @@ def sizes(schedule: Mapping[str | int, int], epochs: int, rows: int = ROWS) -> l
 # --- sources -----------------------------------------------------------------------------------------------
 
 
-class Elsewhere(hr.Table):
-    """Rows that are not in the memory of the device: a thread reads them ahead."""
-
-    thread_safe = True
-
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return STREAMS
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.Batch({"x": X[indices], "y": Y[indices]})
+COLUMNS = {"x": X, "y": Y}
 
 
-class Pulled(hr.Source):
-    """As a user writes it: `None` at the end of a pass."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return STREAMS
+class Meagre(Pulled):
+    """Gives less than what is asked now and then, which it may."""
 
     def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        rows = slice(self.at, min(ROWS, self.at + size))
-        if rows.start == rows.stop:
-            return None
-        self.at = rows.stop
-        return hr.Batch({"x": X[rows], "y": Y[rows]})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+        return super().next_batch(max(1, size - self.at % 3))
 
 
-class Ahead(Pulled):
-    """May be read in a thread, many batches at a time."""
-
-    thread_safe = True
-    shards = True
-
-
-class Marks(Pulled):
-    """Says itself where an epoch ends, and goes on."""
-
-    marks_ends = True
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        batch = super().next_batch(size)
-        if batch is not None and self.at == ROWS:
-            self.at, batch.ends_epoch = 0, True
-        return batch
-
-
-class MarksAhead(Marks):
-    """Both."""
-
-    thread_safe = True
-    shards = True
-
-
-SOURCES: dict[str, Any] = {
+AHEAD: dict[str, Any] = {"thread_safe": True, "shards": True}
+SOURCES: dict[str, Callable[[], Any]] = {
     "arrays": lambda: (X, Y),
-    "table": Elsewhere,
-    "pulled": Pulled,
-    "ahead": Ahead,
-    "marks": Marks,
-    "marks ahead": MarksAhead,
+    "table": lambda: Elsewhere(COLUMNS),
+    "pulled": lambda: Pulled(COLUMNS),
+    "ahead": lambda: Pulled(COLUMNS, **AHEAD),
+    "marks": lambda: Pulled(COLUMNS, ends="flag"),
+    "marks ahead": lambda: Pulled(COLUMNS, ends="flag", **AHEAD),
 }
 
 
 def make(batch_size: Any, **options: Any) -> hr.Trainer:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=batch_size, **options)
-
-
-def weights(trainer: hr.Trainer) -> Tensor:
-    return torch.cat([value.reshape(-1) for value in trainer.model.state_dict().values()])
+    return trainer(batch_size=batch_size, **options)
 
 
 def trace(trainer: hr.Trainer, data: Any, **options: Any) -> list[tuple[int, int]]:
@@ -170,37 +109,30 @@ def test_staging_changes_no_bit(name: str, macrobatch: int | str) -> None:
     schedule = SCHEDULES[name]
     plain, staged = make(schedule, macrobatch=1), make(schedule, macrobatch=macrobatch)
     plain.fit((X, Y), epochs=4, progress=False)
-    staged.fit(Elsewhere(), epochs=4, progress=False)
-    assert torch.equal(weights(plain), weights(staged))
+    staged.fit(Elsewhere(COLUMNS), epochs=4, progress=False)
+    assert same(plain, staged)
 
 
 def test_one_size_for_ever_is_the_size_alone() -> None:
     one, other = make(7), make({0: 7, "99 epochs": 3})
     assert trace(one, (X, Y), epochs=2) == trace(other, (X, Y), epochs=2) == sizes({0: 7}, 2)
-    assert torch.equal(weights(one), weights(other))
+    assert same(one, other)
 
 
 def test_a_batch_is_filled_with_rows_of_the_next_epoch_at_the_size_of_this_one() -> None:
-    reader = hr.Reader(Elsewhere(), cross_epochs=True)
+    reader = hr.Reader(Elsewhere(COLUMNS), cross_epochs=True)
     seen = trace(make({0: 8, "1 epoch": 20}, macrobatch=1000), reader, epochs=3)
     assert [samples for samples, _ in seen] == [8, 16, 24, 32, 40, 48, 56, 76, 96, 116, 136, 156]
     assert [epoch for _, epoch in seen] == [samples // ROWS for samples, _ in seen]
 
 
-class Meagre(Ahead):
-    """Gives less than what is asked now and then, which it may."""
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        return super().next_batch(max(1, size - self.at % 3))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_source_that_gives_less_than_what_is_asked_gets_the_right_size_all_the_same(schedule: Any) -> None:
-    expected = trace(make(schedule, macrobatch=1), Meagre(), epochs=4)
+    expected = trace(make(schedule, macrobatch=1), Meagre(COLUMNS, **AHEAD), epochs=4)
     assert expected != sizes(schedule, 4)
     for macrobatch in (7, 1000, "auto"):
-        assert trace(make(schedule, macrobatch=macrobatch), Meagre(), epochs=4) == expected
+        assert trace(make(schedule, macrobatch=macrobatch), Meagre(COLUMNS, **AHEAD), epochs=4) == expected
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -252,29 +184,8 @@ def test_resume_after_any_step_gives_the_weights_of_a_training_never_stopped(
     source: str, name: str, tmp_path: Path
 ) -> None:
     schedule = {"one size": {0: 5}, **SCHEDULES}[name]
-    whole = make(schedule, macrobatch=20)
-    expected = trace(whole, SOURCES[source](), epochs=2)
-    for step in sampled(range(1, len(expected)), of=4):
-        run = tmp_path / f"run-{step}"
-        first = make(schedule, macrobatch=20)
-        for info in first.steps(SOURCES[source](), epochs=2, run=run):
-            if info.step == step:
-                break
-        resumed = make(schedule, macrobatch=20)
-        seen = trace(resumed, SOURCES[source](), epochs=2, run=hr.Run(run, resume="must"))
-        assert seen == expected[step:]
-        assert torch.equal(weights(resumed), weights(whole))
-
-
-def test_resume_in_a_macrobatch_that_would_have_gone_on_has_the_next_size_at_its_row(tmp_path: Path) -> None:
-    schedule = {0: 4, "10 samples": 6}  # changes after the third batch, in the middle of what was staged
-    for step in (1, 2, 3, 4):
-        run = tmp_path / f"run-{step}"
-        for info in make(schedule, macrobatch=40).steps(Elsewhere(), steps=7, run=run):
-            if info.step == step:
-                break
-        seen = trace(make(schedule, macrobatch=40), Elsewhere(), steps=7, run=run)
-        assert [samples for samples, _ in seen] == [4, 8, 12, 18, 24, 30, 36][step:]
+    steps = sampled(range(1, len(sizes(schedule, 2))), of=4)
+    stop_and_resume(lambda: make(schedule, macrobatch=20), steps, tmp_path, SOURCES[source], epochs=2)
 
 
 def test_another_schedule_is_another_run(tmp_path: Path) -> None:
@@ -309,14 +220,6 @@ def test_info_says_how_many_batches_an_epoch_has_only_where_they_are_always_as_m
             assert info.batches == known
 
 
-@pytest.mark.parametrize("progress", ["bar", "plain"])
-def test_progress_is_shown_though_the_number_of_batches_is_not_known(
-    progress: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make({0: 16, "1 epoch": 8}).fit((X, Y), epochs=2, progress=progress)
-    assert "2" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("schedule", ["epochs", "samples"])
 def test_a_schedule_of_rates_goes_by_progress_whatever_the_sizes_are(schedule: str) -> None:
     sized = {0: 10, "1 epoch": 25} if schedule == "epochs" else {0: 10, "50 samples": 25}
@@ -325,12 +228,12 @@ def test_a_schedule_of_rates_goes_by_progress_whatever_the_sizes_are(schedule: s
     assert rates[0] < max(rates)
 
 
-# --- a Feed alone ------------------------------------------------------------------------------------------
+# --- a Feed by itself --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("macrobatch", MACROBATCHES)
-@pytest.mark.parametrize("kind", ["table", "marks", "marks ahead"])
-def test_a_feed_alone_keeps_count_itself(kind: str, macrobatch: int | str) -> None:
+@pytest.mark.parametrize("kind", ["table", "pulled", "ahead", "marks", "marks ahead"])
+def test_a_feed_counts_rows_and_epochs_itself(kind: str, macrobatch: int | str) -> None:
     for name, schedule in SCHEDULES.items():
         made = SOURCES[kind]()
         source = made if isinstance(made, hr.Source) else hr.Reader(made)
@@ -340,34 +243,71 @@ def test_a_feed_alone_keeps_count_itself(kind: str, macrobatch: int | str) -> No
                 for batch in feed:
                     samples += batch.total
                     seen.append((samples, epoch + batch.ends_epoch))
+                if feed.finished:
+                    source.load_state_dict({"at": 0})
         assert seen == sizes(schedule, 4), name
-
-
-@pytest.mark.parametrize("macrobatch", MACROBATCHES)
-@pytest.mark.parametrize("kind", [Pulled, Ahead])
-def test_a_feed_of_a_source_that_is_rewound_keeps_count_too(kind: type[Pulled], macrobatch: int | str) -> None:
-    for schedule in SCHEDULES.values():
-        source, seen, samples = kind(), list[tuple[int, int]](), 0
-        with hr.Feed(source, batch_size=schedule, macrobatch=macrobatch) as feed:
-            for epoch in range(4):
-                for batch in feed:
-                    samples += batch.total
-                    seen.append((samples, epoch + batch.ends_epoch))
-                assert feed.finished
-                source.at = 0
-        assert seen == sizes(schedule, 4)
 
 
 def test_an_epoch_that_was_left_goes_on_with_the_size_of_its_row() -> None:
     schedule = {0: 4, "10 samples": 6}
-    with hr.Feed(hr.Reader(Elsewhere()), batch_size=schedule, macrobatch=40) as feed:
+    with hr.Feed(hr.Reader(Elsewhere(COLUMNS)), batch_size=schedule, macrobatch=40) as feed:
         found = [batch.rows for _, batch in zip(range(2), feed, strict=False)]
         found += [batch.rows for _, batch in zip(range(3), feed, strict=False)]
     assert found == [4, 4, 4, 6, 6]
 
 
-def test_a_feed_with_one_size_may_be_given_any() -> None:
-    for batch_size in (7, {0: 7}):
-        feed = hr.Feed(hr.Reader(Elsewhere()), batch_size=batch_size)
-        assert feed.batches == 8
-        assert [batch.rows for batch in feed] == [7] * 7 + [1]
+# --- a schedule --------------------------------------------------------------------------------------------
+
+
+@given(points=st.dictionaries(st.integers(1, 500), st.integers(1, 99), max_size=5), samples=st.integers(0, 600))
+def test_a_size_holds_up_to_the_next_point(points: dict[int, int], samples: int) -> None:
+    def at(samples: int) -> int:
+        return held.at(Counters(samples=samples))
+
+    schedule: dict[str | int, int] = {0: 7} | {f"{k} samples": size for k, size in sorted(points.items())}
+    held = Sizes(schedule)
+    schedule.clear()  # it is not kept
+    expected = next((points[k] for k in sorted(points, reverse=True) if k <= samples), 7)
+    assert at(samples) == expected
+    left = held.left(Counters(samples=samples))
+    if left is None:
+        assert at(10**9) == expected
+    else:
+        assert left > 0
+        assert at(samples + left - 1) == expected
+        assert samples + left in points
+
+
+def test_the_last_of_the_points_that_are_reached_counts() -> None:
+    for points in ({"100 samples": 8, "2 epochs": 2}, {"2 epochs": 2, "100 samples": 8}):
+        assert Sizes({0: 4, **points}).at(Counters(samples=100, epochs=2)) == [*points.values()][-1]
+
+
+WRONG: list[tuple[Any, str]] = [
+    (0, r"batch_size= is a whole number greater than 0, got 0"),
+    (-3, "got -3"),
+    (2.0, r"got 2\.0"),
+    (True, "got True"),
+    ("32", "got '32'"),
+    ({}, r"begins with a value for 0"),
+    ({"5 epochs": 64}, r"begins with a value for 0, as in .*got \{'5 epochs': 64\}"),
+    ({0: 32, "5 epochs": 0}, "greater than 0, got 0"),
+    ({0: 32, "10 epochs": 128, "5 epochs": 64}, "batch_size= has '5 epochs' after a later point"),
+    ({0: 32, "1 epoch": 128, "9 samples": 1, "1 epochs": 64}, "has '1 epoch' after a later point, or twice"),
+    ({0: 32, "5 epochs": 64.0}, "got 64.0"),
+    ({0: 32, "5 epochs": None}, "got None"),
+    ({0: 32, 5: 64}, r"number and a unit.*got 5"),
+    ({0: 32, "5": 64}, r"number and a unit.*got '5'"),
+    ({0: 32, "5 eposch": 64}, r"unknown unit 'eposch'"),
+    ({0: 32, "0 epochs": 64}, r"batch_size= is greater than 0"),
+    ({0: 32, "1.5 epochs": 64}, r"batch_size= counts whole epochs"),
+    ({0: 32, "5 steps": 64}, r"changes after epochs or samples, got '5 steps': steps depend on the size itself"),
+    ({0: 32, "5 min": 64}, r"minutes differ from run to run"),
+    ([(0, 32)], "got"),
+]
+
+
+@pytest.mark.parametrize(("size", "error"), WRONG)
+def test_a_trainer_refuses_a_size_that_cannot_be(size: Any, error: str) -> None:
+    with pytest.raises(hr.ConfigError, match=error):
+        make(size)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.data.ragged import Ragged
-from headrace.testing.makers import dense_table
 
 # --- values ---------------------------------------------------------------------------------------------
 
@@ -90,40 +89,6 @@ def test_sparse_tensors_of_torch_are_sparse_rows_as_those_of_scipy_are() -> None
             trainer.predict(odd)
 
 
-def test_codes_of_other_strings_are_neither_scored_nor_predicted() -> None:
-    def frame(strings: list[str]) -> hr.ArrayTable:
-        codes = torch.arange(30) % len(strings)
-        return hr.ArrayTable({"x": X[:30], "kind": codes, "y": Y[:30]}, categories={"kind": strings})
-
-    trainer = make(inputs="x")
-    trainer.fit(frame(["a", "b", "c"]), epochs=1, progress=False)
-    trainer.validate(frame(["a", "b", "c"]))
-    for call in (trainer.validate, trainer.predict):
-        with pytest.raises(hr.DataError, match="other categories in 'kind'"):
-            call(frame(["b", "c"]))
-
-
-def test_nulls_may_be_in_columns_that_are_left_out(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"a": [1.0, 2.0], "note": [None, 1.0]})
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(hr.DataError, match=r"column 'note' of this frame has 1 nulls.*leave out a column"):
-        make().predict(frame)
-    with pytest.raises(hr.DataError, match=r"column 'note' of .*leave out a .*columns= says which are read"):
-        make().predict(tmp_path / "t.csv")
-
-
-class Graph:
-    """As much as is asked of a field of another kind."""
-
-    def to(self, device: Any) -> "Graph":
-        return self
-
-
-def test_an_object_with_nothing_but_to_travels() -> None:
-    moved = hr.Batch({"graph": Graph(), "y": Y[:4]}).to(torch.device("cpu"))
-    assert isinstance(moved["graph"], Graph)
-
-
 # --- batches --------------------------------------------------------------------------------------------
 
 
@@ -156,29 +121,6 @@ def test_sequences_of_sample_dicts_are_made_a_batch() -> None:
     trainer = hr.Trainer(Bag(), hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
     samples = [{"words": [1, 2, 3], "y": 1.0}, {"words": [4], "y": 0.0}]
     assert trainer.step(hr.samples(samples))["total_loss"] > 0
-
-
-@pytest.mark.parametrize(
-    ("samples", "told"),
-    [
-        ([], "at least one sample, got none"),
-        ([{"x": X[0], "file": "a.png"}], "stream 'file': sample 0 holds text, .* or leave it out"),
-        ([{"x": X[0]}, {"x": None}], "stream 'x': sample 1 holds a NoneType"),
-        ([{"x": [[1.0], [2.0, 3.0]]}], "stream 'x': sample 0 holds a list"),
-        ([{"x": torch.zeros(3, 4, 5)}, {"x": torch.zeros(3, 5, 4)}], r"sample 1 has the shape \[3, 5, 4\], sample 0"),
-        ([{"x": torch.zeros(3)}, {"x": torch.zeros(())}], r"sample 1 has the shape \[\], sample 0 has \[3\]"),
-    ],
-)
-def test_samples_that_make_no_batch_are_named(samples: Any, told: str) -> None:
-    with pytest.raises(hr.DataError, match=told):
-        hr.samples(samples)
-
-
-@pytest.mark.parametrize("nothing", [[], ()])
-def test_an_empty_list_is_no_data(nothing: Any) -> None:
-    for call in (make().fit, make().validate, make().predict):
-        with pytest.raises(hr.DataError, match=f"the {type(nothing).__name__} is empty: there is nothing to read"):
-            call(nothing)
 
 
 def test_rows_of_other_lengths_in_the_validation_data_are_said_to_be_sequences() -> None:
@@ -221,20 +163,3 @@ def test_what_is_in_memory_is_not_opened_as_a_file() -> None:
         with pytest.raises(hr.DataError, match="ArrayTable takes columns by name"):
             hr.ArrayTable(data)
     assert hr.concat(frame).categories == hr.open_table(frame).categories == {"kind": ["a", "b"]}
-
-
-def test_a_frame_and_a_series_stand_where_arrays_do() -> None:
-    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "kind": ["a", "b"], "c": [1.0, None]})
-    table = hr.ArrayTable({"x": frame[["a", "b"]], "y": frame["b"]})
-    assert table.rows(0, 2)["x"].tolist() == [[1, 3], [2, 4]]
-    assert table.rows(0, 2)["y"].tolist() == [3, 4]
-    with pytest.raises(hr.DataError, match=r"stream 'c': this Series has nulls.*nulls="):
-        hr.ArrayTable({"c": frame["c"]})
-    with pytest.raises(hr.DataError, match=r"stream 'kind' has dtype .*not a number"):
-        hr.ArrayTable({"kind": frame["kind"]})
-
-
-def test_what_a_reader_reads_is_a_table() -> None:
-    with pytest.raises(hr.ConfigError, match=r"reads a Table, got a dict.*ArrayTable"):
-        hr.Reader({"x": X})  # type: ignore[arg-type]
-    assert len(dense_table(3)) == 3

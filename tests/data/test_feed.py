@@ -5,11 +5,12 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from kit.own_data import Elsewhere, Pulled, counted
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -41,64 +42,20 @@ def threads() -> Iterator[Threads]:
     assert not started()
 
 
-class Host(hr.Table):
-    """A table of the user's, staged by the prefetch thread. `before` runs at every take."""
-
-    thread_safe = True
-
-    def __init__(self, rows: int = ROWS, before: Callable[[Tensor], None] = lambda indices: None) -> None:
-        self.count, self.before = rows, before
-
-    @property
-    def streams(self) -> Sequence[hr.Stream]:
-        return [hr.Stream("x", dtype="int64"), hr.Stream("y", (2,))]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        self.before(indices)
-        return hr.Batch({"x": indices, "y": torch.stack([indices, -indices], 1).float()})
+COLUMNS = {"x": torch.arange(ROWS), "y": torch.ones(ROWS, 2)}
 
 
-class Lines(hr.Source):
-    """A source of the user's: rows one after the other; the end shows by `None`, or by a flag."""
-
-    def __init__(self, rows: int = ROWS, flags: bool = False) -> None:
-        self.count, self.flags, self.at = rows, flags, 0
-
-    @property
-    def streams(self) -> Sequence[hr.Stream]:
-        return [hr.Stream("x", dtype="int64")]
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        if self.at == self.count:
-            return None
-        start, self.at = self.at, min(self.count, self.at + size)
-        ends = self.flags and self.at == self.count
-        batch = hr.Batch({"x": torch.arange(start, self.at)}, ends_epoch=ends)
-        if ends:
-            self.at = 0
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
-class Threaded(Lines):
-    thread_safe = True
+def host(rows: int = ROWS, look: Callable[[Tensor], None] = lambda rows: None) -> Elsewhere:
+    return Elsewhere({"x": torch.arange(rows), "y": torch.arange(2.0 * rows).view(rows, 2)}, look)
 
 
 SOURCES: dict[str, Callable[[], hr.Source]] = {
-    "in memory": lambda: hr.Reader(hr.ArrayTable({"x": torch.arange(ROWS), "y": torch.ones(ROWS, 2)})),
-    "prefetched": lambda: hr.Reader(Host()),
-    "ends with None": Lines,
-    "flags its ends": lambda: Lines(flags=True),
-    "prefetched, ends with None": lambda: Threaded(),
-    "prefetched, flags its ends": lambda: Threaded(flags=True),
+    "in memory": lambda: hr.Reader(hr.ArrayTable(COLUMNS)),
+    "prefetched": lambda: hr.Reader(Elsewhere(COLUMNS)),
+    "ends with None": lambda: counted(ROWS),
+    "flags its ends": lambda: counted(ROWS, ends="flag", marks_ends=False),
+    "prefetched, ends with None": lambda: counted(ROWS, thread_safe=True),
+    "prefetched, flags its ends": lambda: counted(ROWS, ends="flag", thread_safe=True),
 }
 
 
@@ -149,21 +106,9 @@ def test_macrobatches_are_counted_and_their_ends_are_shown() -> None:
 
 
 def test_a_reader_that_is_finished_gives_no_more() -> None:
-    with hr.Feed(hr.Reader(Host(), max_epochs=2), batch_size=SIZE) as feed:
+    with hr.Feed(hr.Reader(host(), max_epochs=2), batch_size=SIZE) as feed:
         assert [len(list(feed)) for _ in range(4)] == [6, 6, 0, 0]
         assert feed.finished
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_the_workers_feeds_share_every_batch(kind: str) -> None:
-    """A source that knows nothing of shards is read whole by each worker, which keeps its part."""
-    parts = []
-    for r in range(2):
-        with hr.Feed(SOURCES[kind](), batch_size=SIZE, shard=hr.Shard(r, 2)) as feed:
-            parts.append(list(feed))
-    for left, right, whole in zip(*parts, pulled(SOURCES[kind]())[0], strict=True):
-        assert torch.cat([left["x"], right["x"]]).tolist() == whole[0]
-        assert left.total == right.total == whole[2]
 
 
 # --- ahead, but not too far ------------------------------------------------------------------------------
@@ -171,6 +116,13 @@ def test_the_workers_feeds_share_every_batch(kind: str) -> None:
 
 @pytest.mark.slow
 def test_at_most_two_macrobatches_live_at_once() -> None:
+    class Itself(Elsewhere):
+        """Gives the numbers of its rows in the memory in which it was asked for them."""
+
+        def take(self, indices: Tensor) -> hr.Batch:
+            count(indices)
+            return hr.Batch({"x": indices})
+
     staged: list[StorageWeakRef] = []
     crowds: list[int] = []
 
@@ -182,26 +134,13 @@ def test_at_most_two_macrobatches_live_at_once() -> None:
         crowds.append(living() + 1)
         staged.append(StorageWeakRef(indices.untyped_storage()))
 
-    with hr.Feed(hr.Reader(Host(400, count)), batch_size=SIZE, macrobatch=20) as feed:
+    with hr.Feed(hr.Reader(Itself({"x": torch.arange(400)})), batch_size=SIZE, macrobatch=20) as feed:
         for batch in feed:
             assert batch.rows == SIZE
             assert eventually(lambda: len(crowds) > feed.macrobatch), "nothing is staged ahead"
             if not feed.ends_macrobatch and feed.macrobatch % 5 == 1:
                 assert not eventually(lambda: len(crowds) > feed.macrobatch + 1, within_s=0.02)
     assert set(crowds) == {1, 2}
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_after_close_a_feed_goes_on_from_any_cursor(kind: str) -> None:
-    """What was staged or asked ahead is dropped with the thread."""
-    whole = pulled(SOURCES[kind]())[0]
-    source = SOURCES[kind]()
-    feed = hr.Feed(source, batch_size=SIZE, macrobatch=8)
-    for k in range(len(whole) - 1):
-        batch = next(iter(feed))
-        feed.close()
-        assert seen(batch) == whole[k]
-        source.load_state_dict(batch.cursor)
 
 
 # --- the thread ------------------------------------------------------------------------------------------
@@ -215,7 +154,7 @@ def test_close_ends_the_thread_also_while_it_stages(threads: Threads) -> None:
             assert gate.wait(DEADLINE_S)
         entered.set()
 
-    feed = hr.Feed(hr.Reader(Host(400, wait)), batch_size=SIZE, macrobatch=8)
+    feed = hr.Feed(hr.Reader(host(400, wait)), batch_size=SIZE, macrobatch=8)
     next(iter(feed))
     assert len(threads()) == 1
     closer = threading.Thread(target=feed.close)
@@ -228,7 +167,7 @@ def test_close_ends_the_thread_also_while_it_stages(threads: Threads) -> None:
 
 
 def test_a_feed_that_nobody_holds_takes_its_thread_along(threads: Threads) -> None:
-    for batch in hr.Feed(hr.Reader(Host()), batch_size=SIZE):
+    for batch in hr.Feed(hr.Reader(host()), batch_size=SIZE):
         assert batch.rows
     gc.collect()
     assert eventually(lambda: not threads())
@@ -246,31 +185,14 @@ def test_a_failing_table_is_reported_with_its_streams_and_cause(take: int, threa
         if len(calls) == take:
             raise OSError("the disk is gone")
 
-    feed = iter(hr.Feed(hr.Reader(Host(before=fail)), batch_size=SIZE, macrobatch=8))
+    feed = iter(hr.Feed(hr.Reader(host(look=fail)), batch_size=SIZE, macrobatch=8))
     good = [seen(next(feed)) for _ in range(2 * (take - 1))]
-    assert good == pulled(hr.Reader(Host()))[0][: len(good)]
+    assert good == pulled(hr.Reader(host()))[0][: len(good)]
     with pytest.raises(hr.SourceError, match=r"Reader failed .* 8 rows of x, y .*OSError: the disk") as caught:
         next(feed)
     assert isinstance(caught.value.__cause__, OSError)
     assert f"'position': {8 * (take - 1)}," in str(caught.value), "where the failing rows begin"
     assert not threads()
-
-
-@pytest.mark.parametrize("size", [0, -1, 2.5, True])
-def test_a_batch_size_is_a_number_of_rows(size: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=f"batch_size= .* got {size}"):
-        hr.Feed(Lines(), batch_size=size)
-
-
-@pytest.mark.parametrize("macrobatch", [0, -8, "big", 2.5, None, True])
-def test_a_macrobatch_is_a_number_of_rows_or_auto(macrobatch: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=f"macrobatch= .* got {macrobatch!r}"):
-        hr.Feed(Lines(), macrobatch=macrobatch)
-
-
-def test_a_feed_asks_for_a_source() -> None:
-    with pytest.raises(hr.ConfigError, match="Host"):
-        hr.Feed(Host())
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -285,33 +207,12 @@ def test_an_epoch_that_was_left_goes_on_after_the_last_batch_given(kind: str) ->
         assert [seen(batch) for batch in feed] == whole[2:]
 
 
-class Forgetful(Lines):
-    """Has no state, and begins again by itself after its last row."""
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        batch = super().next_batch(size)
-        if batch is None:
-            self.at = 0
-        return batch
-
-    def state_dict(self) -> None:
-        return None
-
-
-class ForgetfulThreaded(Forgetful):
-    thread_safe = True
-
-
 @pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("flags", [False, True])
-@pytest.mark.parametrize("kind", [Forgetful, ForgetfulThreaded])
-def test_an_epoch_of_a_source_without_state_that_was_left_goes_on_too(
-    kind: type[Forgetful], flags: bool, closed: bool
-) -> None:
+@pytest.mark.parametrize("ends", ["None", "flag"])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_an_epoch_of_a_source_without_state_that_was_left_goes_on_too(threaded: bool, ends: str, closed: bool) -> None:
     """Nobody could read again what was read ahead of it, so it is kept."""
-    source = kind(flags=flags)
-    source.marks_ends = flags
-    feed = hr.Feed(source, batch_size=SIZE, macrobatch=8)
+    feed = hr.Feed(counted(ROWS, ends=ends, state=False, thread_safe=threaded), batch_size=SIZE, macrobatch=8)
     epochs = []
     for _ in range(2):
         rows: list[int] = []
@@ -325,15 +226,6 @@ def test_an_epoch_of_a_source_without_state_that_was_left_goes_on_too(
         epochs.append(rows)
     feed.close()
     assert epochs == [list(range(ROWS))] * 2
-
-
-def test_macrobatches_are_counted_on_in_an_epoch_that_was_left() -> None:
-    with hr.Feed(SOURCES["in memory"](), batch_size=SIZE, macrobatch=7) as feed:
-        places = []
-        for _ in range(6):
-            next(iter(feed))
-            places.append((feed.macrobatch, feed.ends_macrobatch))
-        assert places == [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
 
 
 # --- a read that takes long --------------------------------------------------------------------------------
@@ -367,7 +259,7 @@ def test_a_read_that_takes_long_is_left_and_no_row_is_lost(
     gate = Gate(held=2)
 
     def made(before: Callable[[Tensor], None]) -> Any:
-        reader = hr.Reader(Host(before=before), order)
+        reader = hr.Reader(host(look=before), order)
         return hr.head(reader, ROWS) if epochs else reader
 
     source = made(gate)
@@ -389,11 +281,11 @@ def test_a_read_that_takes_long_is_left_and_no_row_is_lost(
     assert sum(batch.rows for batch in found) == ROWS
 
 
-class Held(Threaded):
+class Held(Pulled):
     """A source of one's own, which a read moves."""
 
     def __init__(self, gate: Gate) -> None:
-        super().__init__()
+        super().__init__({"x": torch.arange(ROWS)}, thread_safe=True)
         self.gate = gate
 
     def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
@@ -419,7 +311,7 @@ def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPa
         assert source.state_dict() == first.cursor
         rest = list(feed)
     assert said[0].startswith("Held (x) is still being read 0.01 s after its feed was left. That read is waited for")
-    assert [batch["x"].tolist() for batch in [first, *rest]] == [rows for rows, *_ in pulled(Lines())[0]]
+    assert [batch["x"].tolist() for batch in [first, *rest]] == [rows for rows, *_ in pulled(counted(ROWS))[0]]
 
 
 def test_a_read_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> None:
@@ -438,12 +330,12 @@ def test_a_read_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, thr
 
 
 def test_a_source_without_state_that_fails_tells_how_many_rows_it_gave() -> None:
-    class Failing(Forgetful):
+    class Failing(Pulled):
         def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
             if self.at == 8:
                 raise OSError("the disk is gone")
             return super().next_batch(size)
 
-    feed = iter(hr.Feed(Failing(), batch_size=SIZE))
+    feed = iter(hr.Feed(Failing({"x": torch.arange(ROWS)}, state=False), batch_size=SIZE))
     with pytest.raises(hr.SourceError, match=r"Failing failed while reading up to 4 rows of x after 8 rows: OSError"):
         list(feed)

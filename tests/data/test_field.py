@@ -1,6 +1,6 @@
 """Ragged and sparse fields do what the same does with plain lists, whatever the rows are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.data.fields import Rows, cat, has_rows, map_tensors, split_fields, take, tensors_of
+from headrace.data.fields import Rows, cat, take
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
 
@@ -107,21 +107,6 @@ def test_a_slice_is_that_of_a_list(field: Rows, start: int, stop: int | None) ->
     assert plain(field[start:stop]) == plain(field)[start:stop]
 
 
-@given(parts=st.lists(lengths, min_size=1, max_size=4))
-@pytest.mark.parametrize("make", [ragged, sparse_items])
-def test_cat_of_any_number_of_parts_gives_all_their_rows(make: Callable[..., Ragged], parts: list[list[int]]) -> None:
-    held = [make(lengths) for lengths in parts]
-    assert plain(cat(held)) == [row for part in held for row in plain(part)]
-
-
-@given(field=fields, data=st.data())
-def test_taking_and_cutting_change_places(field: Rows, data: st.DataObject) -> None:
-    """The rows 2 to 5 of what was taken are those of the numbers 2 to 5."""
-    numbers = torch.tensor(data.draw(st.lists(st.integers(0, max(0, len(field) - 1)), max_size=9 * bool(len(field)))))
-    numbers = numbers.long()
-    assert plain(field.take(numbers)[2:5]) == plain(field.take(numbers[2:5]))
-
-
 @pytest.mark.parametrize("dtype", VALUES + UNSIGNED)
 def test_every_dtype_can_be_taken_cut_and_joined(dtype: torch.dtype) -> None:
     field = ragged([2, 0, 1], dtype=dtype)
@@ -181,11 +166,6 @@ def test_a_ragged_of_lists_tensors_or_arrays_has_their_rows(rows: list[list[int]
         assert Ragged.of(rows).dtype == torch.int64, "an empty list says nothing of the dtype"
 
 
-def test_a_ragged_of_no_sequences_is_refused() -> None:
-    with pytest.raises(hr.DataError, match=r"no sequences: nothing says what their items are\. Pass at least one\."):
-        Ragged.of([])
-
-
 @given(field=sparse_rows)
 @pytest.mark.parametrize("layout", ["csr_matrix", "coo_matrix", "csc_array"])
 def test_a_sparse_of_scipy_is_the_same_matrix(layout: str, field: Sparse) -> None:
@@ -237,12 +217,6 @@ def test_padded_and_mask_hold_the_items_and_then_the_value(
     assert padded.dtype == field.dtype
 
 
-@pytest.mark.parametrize("dtype", VALUES + UNSIGNED)
-def test_every_dtype_can_be_padded(dtype: torch.dtype) -> None:
-    field = ragged([2, 0, 1], dtype=dtype)
-    assert field.padded().tolist() == [[0, 1], [0, 0], [2 if dtype != torch.bool else True, 0]]
-
-
 @given(sizes=lengths)
 def test_padded_sequences_of_sparse_items_are_dense(sizes: list[int]) -> None:
     field = sparse_items(sizes)
@@ -257,12 +231,6 @@ def test_packed_is_what_torch_packs(sizes: list[int], shape: tuple[int, ...]) ->
     field = ragged(sizes, shape)
     packed, expected = field.packed(), nn.utils.rnn.pack_sequence(list(field), enforce_sorted=False)
     assert all(torch.equal(one, other) for one, other in zip(packed, expected, strict=True))
-
-
-def test_an_empty_sequence_cannot_be_packed_and_is_named() -> None:
-    with pytest.raises(hr.DataError) as caught:
-        ragged([2, 3, 0, 0]).packed()
-    assert str(caught.value) == "row 2 is an empty sequence, which a PackedSequence cannot hold. Drop it."
 
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), shape=st.sampled_from([(), (3,)]))
@@ -310,16 +278,6 @@ def test_sparse_rows_of_every_dtype_have_every_form(dtype: torch.dtype, indices:
     assert field.to_dense().tolist() == dense(plain(field))
     assert field.bag()["input"].dtype == torch.int64
     assert field.csr().to_dense().tolist() == dense(plain(field))
-
-
-@pytest.mark.parametrize("dtype", [*VALUES, torch.uint8, torch.bool])
-def test_ones_without_values_are_of_the_dtype_that_was_said(dtype: torch.dtype) -> None:
-    field = Sparse.one_hot(torch.tensor([3, 1]), DIM, dtype)
-    assert field.dtype == field.to_dense().dtype == dtype
-    assert field.to_dense().argmax(1).tolist() if dtype != torch.bool else True
-    assert [row.index(1) for row in field.to_dense().tolist()] == [3, 1]
-    assert field.take(torch.tensor([1])).to_dense().dtype == dtype
-    assert hr.Stream.of("x", field) == hr.Stream("x", (DIM,), str(dtype).removeprefix("torch."), "sparse")
 
 
 def test_an_index_that_comes_twice_in_a_row_counts_twice() -> None:
@@ -406,123 +364,11 @@ class Graph:
         return self
 
 
-def test_fields_of_every_kind_are_cut_together() -> None:
-    held = {"x": torch.arange(5), "s": ragged([1, 0, 2, 1, 1]), "w": sparse([[(k, 1.0)] for k in range(5)])}
-    parts = split_fields(held, [2, 0, 3])
-    assert [list(part) for part in parts] == [["x", "s", "w"]] * 3
-    for name, field in held.items():
-        rows = plain(field)
-        assert [plain(part[name]) for part in parts] == [rows[:2], [], rows[2:]]
-
-
-def test_a_field_without_rows_cannot_be_cut_and_is_named() -> None:
-    with pytest.raises(hr.DataError) as caught:
-        split_fields({"x": torch.arange(2), "graph": Graph()}, [1, 1])
-    assert str(caught.value) == (
-        "stream 'graph' holds a Graph, which cannot be cut into rows. "
-        "Pull it batch by batch from a Source, without microbatches."
-    )
-
-
-def test_what_a_field_is_made_of() -> None:
-    assert has_rows(torch.zeros(2)) and has_rows(ragged([1])) and has_rows(sparse([[]]))  # noqa: PT018
-    assert not has_rows(torch.tensor(1.0)) and not has_rows(Graph())  # noqa: PT018
-    assert len(tensors_of(torch.zeros(2))) == 1
-    assert [len(tensors_of(field)) for field in (ragged([1]), sparse([[]]), sparse([[]], ones=True))] == [2, 3, 2]
-    assert len(tensors_of(sparse_items([1]))) == 4
-    assert tensors_of(Graph()) == []
-    graph = Graph()
-    assert map_tensors(graph, torch.neg) is graph
-    assert map_tensors(torch.ones(2), torch.neg).tolist() == [-1, -1]
-
-
 # --- what cannot be --------------------------------------------------------------------------------------
 
 
 def offsets(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Ragged(torch.zeros(3), torch.tensor([0.0, 3.0])),
-            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.float32[2].",
-        ),
-        (
-            lambda: Ragged(torch.zeros(3), torch.tensor([0, 3], dtype=torch.int32)),
-            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.int32[2].",
-        ),
-        (
-            lambda: Ragged(torch.zeros(3), torch.zeros(0, dtype=torch.int64)),
-            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.int64[0].",
-        ),
-        (
-            lambda: Ragged(torch.zeros(3), torch.zeros(1, 2, dtype=torch.int64)),
-            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.int64[1, 2].",
-        ),
-        (
-            lambda: Ragged(torch.zeros(3), offsets(0, 2)),
-            "a Ragged needs offsets that never fall, from 0 to the number of values, 3; got 0 to 2.",
-        ),
-        (
-            lambda: Ragged(torch.zeros(3), offsets(1, 3)),
-            "a Ragged needs offsets that never fall, from 0 to the number of values, 3; got 1 to 3.",
-        ),
-        (
-            lambda: Ragged(torch.zeros(3), offsets(0, 2, 1, 3)),
-            "a Ragged needs offsets that never fall, from 0 to the number of values, 3; got 0 to 3.",
-        ),
-        (
-            lambda: Sparse(offsets(1, 2), None, offsets(0, 1), DIM),
-            "a Sparse needs offsets that never fall, from 0 to the number of indices, 2; got 0 to 1.",
-        ),
-        (
-            lambda: Sparse(offsets(1, 2), torch.ones(3), offsets(0, 2), DIM),
-            "a Sparse has 2 indices and 3 values. It needs one for each.",
-        ),
-        (
-            lambda: Sparse(offsets(1, 7), None, offsets(0, 2), DIM),
-            "index 7 is out of range for sparse rows of 7 numbers. Declare a larger shape.",
-        ),
-        (
-            lambda: Sparse(offsets(-1, 7), None, offsets(0, 2), DIM),
-            "index -1 is out of range for sparse rows of 7 numbers. Declare a larger shape.",
-        ),
-        (lambda: sparse([[(1, 1.0), (2, 1.0)]]).ids, "these rows are not one-hot: ids need exactly one index in each."),
-        (
-            lambda: sparse([[(1, 1.0), (2, 1.0)], []]).ids,
-            "these rows are not one-hot: ids need exactly one index in each.",
-        ),
-        (lambda: ragged([1]).ids, "these items are dense: only sparse ones have ids."),
-        (
-            lambda: ragged([2, 1]).with_values(torch.zeros(4)),
-            "expected 3 items for 2 sequences, got 4.",
-        ),
-        (
-            lambda: ragged([2, 1]).with_values(sparse([[], []])),
-            "expected 3 items for 2 sequences, got 2. Padded ones belong to with_padded().",
-        ),
-        (
-            lambda: ragged([2, 1]).items_of(torch.zeros(2, 3)),
-            "expected outputs for 3 items, or of shape [2, 2] and more, got [2, 3].",
-        ),
-        (lambda: ragged([2, 1]).split([1, 2]), "runs of 3 rows do not make up 2."),
-        (lambda: sparse([[], []]).split([1]), "runs of 1 rows do not make up 2."),
-        (lambda: ragged([2, 1])[::2], "rows are cut start:stop, got a step of 2. Use take() for others."),
-        (lambda: sparse([[], []])[::-1], "rows are cut start:stop, got a step of -1. Use take() for others."),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_sentence(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(hr.DataError) as caught:
-        make()
-    assert str(caught.value) == message
-
-
-def test_outputs_of_other_sequences_are_refused() -> None:
-    with pytest.raises(hr.DataError, match="3"):
-        ragged([2, 1]).items_of(ragged([1, 1]))
 
 
 @pytest.mark.parametrize("number", [int, np.int64, np.int32, torch.tensor])

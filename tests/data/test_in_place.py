@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.own_data import Pulled
 from kit.sums import Elsewhere, X, Y
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,25 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import headrace as hr
 
 WIDE = 16  # float32: a row of 64 bytes, so that batches need not be copied for the sake of their addresses
-
-
-class Slices(hr.Source):
-    """Gives views of what it keeps."""
-
-    streams = (hr.Stream("x", (WIDE,)), hr.Stream("y"))
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.at = x, 0
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        rows, self.at = self.x[self.at : self.at + 8], self.at + 8
-        return hr.Batch({"x": rows, "y": torch.zeros(len(rows))}) if len(rows) else None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
 
 
 def as_stored(x: Tensor) -> hr.Reader:
@@ -60,7 +42,7 @@ USES: dict[str, Any] = {
     "joined": lambda trainer, x: trainer.predict(hr.zip({"x": x})),
     "end to end": lambda trainer, x: trainer.predict(hr.concat({"x": x[:8]}, {"x": x[8:]})),
     "a part": lambda trainer, x: trainer.predict(hr.head({"x": x}, 24)),
-    "a source": lambda trainer, x: trainer.fit(Slices(x), epochs=1),
+    "a source": lambda trainer, x: trainer.fit(Pulled({"x": x, "y": torch.zeros(len(x))}), epochs=1),
     "batches in memory": lambda trainer, x: trainer.fit(cut(x), epochs=1),
     "a loader of batches": lambda trainer, x: trainer.fit(
         DataLoader(Views(x, torch.zeros(len(x))), batch_size=None), epochs=1
@@ -81,7 +63,7 @@ def in_place(use: str) -> hr.Trainer:
 def test_a_model_that_works_in_place_leaves_the_data_as_they_are(use: str) -> None:
     x = torch.randn(32, WIDE)
     before = x.clone()
-    with torch.no_grad() if "lent" in use or use == "a reader" else torch.enable_grad():
+    with torch.set_grad_enabled(use != "a reader"):
         USES[use](in_place(use), x)
     assert torch.equal(x, before)
 

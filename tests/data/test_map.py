@@ -34,14 +34,6 @@ def test_map_knows_the_lengths_that_it_makes() -> None:
     assert all(batch.items("words") <= 12 for batch in batches)
 
 
-def test_lengths_of_a_mapped_stream_that_has_none_is_told() -> None:
-    made = compose.map(table(range(5)), same)
-    with pytest.raises(hr.SourceError, match="'x' has no sequences"):
-        made.lengths("x")
-    with pytest.raises(hr.SourceError, match="unknown stream"):
-        made.lengths("wods")
-
-
 @pytest.mark.parametrize("change", [dict, dict.copy, lambda fields, keep=(): fields, lambda *fields: fields[0]])
 def test_any_callable_of_the_fields_will_do(change: Any) -> None:
     assert plain(compose.map(table(range(4)), change).rows(1, 3)) == [row(1), row(2)]
@@ -57,21 +49,6 @@ def test_map_of_a_table_without_rows_has_its_streams() -> None:
     for empty in (compose.filter(table(range(3)), lambda f: f["id"] < 0), compose.skip(table(range(3)), 3), table([])):
         made = compose.map(empty, renamed)
         assert (len(made), [stream.name for stream in made.streams]) == (0, ["other"])
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (lambda f: {"id": f["id"][::2]}, r"made 3 rows of 6.*filter\(\)"),
-        (lambda f: {"id": torch.cat([f["id"], f["id"]])}, r"made 12 rows of 6"),
-        (lambda f: f["id"], r"returned a Tensor. Return the fields by name"),
-        (lambda f: None, r"returned a NoneType"),
-        (lambda f: {"id": f["id"], "x": f["x"][:1]}, r"different lengths"),
-    ],
-)
-def test_a_map_that_does_not_give_fields_for_the_same_rows_is_told(change: Any, error: str) -> None:
-    with pytest.raises(hr.DataError, match=error):
-        compose.map(table(range(6)), lambda f: change(f) if len(f["id"]) > 1 else renamed(f)).rows(0, 6)
 
 
 def test_a_map_whose_rows_change_their_form_is_named_by_the_reader() -> None:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.sampled import sampled
-from torch import Tensor, nn
+from kit.own_data import Elsewhere
+from kit.small import same, stop_and_resume, trainer
 
 import headrace as hr
 from headrace.data.draws import Draws
@@ -27,22 +26,6 @@ LENGTHS = torch.arange(ROWS) * 5 % 4
 WORDS = Ragged(torch.arange(int(LENGTHS.sum())), torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)]))
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
 COLUMNS = {"id": torch.arange(ROWS), "x": X, "words": WORDS, "bag": Sparse.one_hot(torch.arange(ROWS) % 9, 9)}
-
-
-class Elsewhere(hr.Table):
-    """The same rows, to be read by a thread."""
-
-    thread_safe = True
-
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return [hr.Stream.of(*item) for item in COLUMNS.items()]
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.ArrayTable(COLUMNS).take(indices)
 
 
 def noisy(fields: Fields, draws: Draws) -> Fields:
@@ -85,7 +68,7 @@ def test_a_function_is_called_by_the_thread_that_trains_unless_it_says_that_othe
 
     change: Any = with_draws if where == "augment with draws" else fields_only
     change.thread_safe = declared
-    table = hr.map(Elsewhere(), change) if where == "map" else Elsewhere()
+    table = hr.map(Elsewhere(COLUMNS), change) if where == "map" else Elsewhere(COLUMNS)
     source = hr.Reader(table, augment=None if where == "map" else change)
     seen.clear()
     with hr.Feed(source, batch_size=8) as feed:
@@ -100,11 +83,8 @@ def test_a_table_of_ones_own_is_read_by_the_thread_that_trains_unless_it_says_th
     class Own(Elsewhere):
         thread_safe = False
 
-        def take(self, indices: Tensor) -> hr.Batch:
-            seen.add(threading.current_thread())
-            return super().take(indices)
-
-    own, others = Own(), Elsewhere()
+    own = Own(COLUMNS, lambda rows: seen.add(threading.current_thread()))
+    others = Elsewhere(COLUMNS)
     tables = [own, hr.head(own, 40), hr.concat(others, own), hr.filter(own, lambda fields: fields["id"] > 3)]
     for table in [*tables, hr.zip(hr.map(others, lambda fields: {"z": fields["x"]}), own)]:
         with hr.Feed(hr.Reader(table), batch_size=8) as feed:
@@ -124,7 +104,7 @@ def reader(table: hr.Table | None = None, order: str = "full", seed: int = 3, **
 READINGS: dict[str, Callable[[str], hr.Reader]] = {
     "as ever": lambda order: reader(order=order),
     "across epochs": lambda order: reader(order=order, cross_epochs=True),
-    "elsewhere": lambda order: reader(Elsewhere(), order),
+    "elsewhere": lambda order: reader(Elsewhere(COLUMNS), order),
     "by items": lambda order: reader(order=order, count="words"),
 }
 
@@ -144,44 +124,6 @@ def test_a_row_is_the_same_in_any_batch_and_any_macrobatch(
     reading: str, order: str, size: int, macrobatch: int
 ) -> None:
     assert read(READINGS[reading](order), size, macrobatch) == in_one_batch(order)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("order", "workers"),
-    sampled(product(hr.Order.KINDS, [1, 2, 3, 5, 11]), keep=[("full", 3), ("blocks", 2), ("blocks", 11)], of=8),
-)
-def test_a_row_is_the_same_on_any_number_of_workers(order: str, workers: int) -> None:
-    expected = in_one_batch(order)
-    shards = [reader(order=order) for _ in range(workers)]
-    found: list[tuple[Any, ...]] = []
-    while len(found) < 2 * ROWS:
-        parts = [each.next_macrobatch(7, 20, hr.Shard(k, workers)) for k, each in enumerate(shards)]
-        for part in parts:
-            part.fields = part.fields if part.finish is None else part.finish(part.fields)
-        for batches in zip(*(part.batches() for part in parts), strict=True):
-            found += [row for batch in batches for row in rows_of(batch)]
-    assert found == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("order", "crosses"),
-    sampled(product(hr.Order.KINDS, [False, True]), keep=[("full", False), ("blocks", True)], of=4),
-)
-def test_a_row_is_the_same_after_a_resume_at_every_batch(order: str, crosses: bool) -> None:
-    source, found, cursors = reader(order=order, cross_epochs=crosses), [], []
-    while len(found) < 2 * ROWS:
-        batch = source.next_batch(7)
-        found += rows_of(batch)
-        cursors.append((len(found), batch.cursor))
-    for at, cursor in cursors[:-1]:
-        resumed = reader(order=order, cross_epochs=crosses)
-        resumed.load_state_dict(cursor)
-        rest: list[tuple[Any, ...]] = []
-        while len(rest) < len(found) - at:
-            rest += rows_of(resumed.next_batch(5))
-        assert rest[: len(found) - at] == found[at:]
 
 
 def test_rows_are_changed_after_they_were_copied_to_the_device() -> None:
@@ -207,16 +149,6 @@ def test_reading_changes_no_generator_and_depends_on_none() -> None:
 
 def drawn(rows: list[tuple[Any, ...]]) -> list[tuple[float, int]]:
     return [(u, n) for _, _, u, n, *_ in rows]
-
-
-def test_every_row_of_every_epoch_of_every_seed_has_draws_of_its_own() -> None:
-    rows = [each for seed in range(4) for each in drawn(read(reader(seed=seed), 7, rows=5 * ROWS))]
-    assert len(set(rows)) == len(rows) == 4 * 5 * ROWS
-
-
-def test_draws_of_a_row_do_not_depend_on_its_content() -> None:
-    other = hr.ArrayTable({**COLUMNS, "x": X + 1})
-    assert drawn(read(reader(other), 7)) == drawn(read(reader(), 7))
 
 
 def test_another_seed_reads_other_rows_with_other_draws_and_order_none_the_same_rows() -> None:
@@ -277,7 +209,7 @@ def test_what_goes_wrong_within_an_augmentation_is_chained() -> None:
             raise KeyError("colour")
         return fields
 
-    for table in (hr.ArrayTable(COLUMNS), Elsewhere()):
+    for table in (hr.ArrayTable(COLUMNS), Elsewhere(COLUMNS)):
         late = False
         source = hr.Reader(table, augment=fails)
         late = True
@@ -293,52 +225,28 @@ def shaken(fields: Fields, draws: Draws) -> Fields:
     return {"x": fields["x"] + 0.3 * draws.normal(6), "y": fields["y"]}
 
 
-def trainer(**options: Any) -> hr.Trainer:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    return hr.Trainer(
-        model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), batch_size=8, **options
-    )
-
-
-def weights(trained: hr.Trainer) -> Tensor:
-    return torch.cat([value.reshape(-1) for value in trained.model.state_dict().values()])
-
-
-class Labelled(Elsewhere):
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return [hr.Stream("x", (6,)), hr.Stream("y", (), "int64")]
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.Batch({"x": X[indices], "y": X[indices, :3].argmax(dim=1)})
+LABELLED = {"x": X, "y": X[:, :3].argmax(dim=1)}
 
 
 def test_a_training_on_augmented_rows_is_resumed_bit_for_bit_anywhere(tmp_path: Path) -> None:
-    uninterrupted = trainer(macrobatch=16, augment=shaken)
-    uninterrupted.fit(Labelled(), epochs=2, progress=False)
-    for step in (1, 4, 6, 9):  # of 6 in an epoch
-        run = tmp_path / f"run-{step}"
-        for info in trainer(macrobatch=16, augment=shaken).steps(Labelled(), epochs=2, run=run):
-            if info.step == step:
-                break
-        resumed = trainer(macrobatch=16, augment=shaken)
-        resumed.fit(Labelled(), epochs=2, run=run, progress=False)
-        assert torch.equal(weights(resumed), weights(uninterrupted))
+    def made() -> hr.Trainer:
+        return trainer(batch_size=8, macrobatch=16, augment=shaken)
+
+    stop_and_resume(made, [1, 4, 6, 9], tmp_path, lambda: Elsewhere(LABELLED), every="1 step")
 
 
 def test_who_is_given_the_function_and_what_reads_the_rows_changes_no_weight() -> None:
     found = []
-    arrays = hr.ArrayTable({"x": X, "y": X[:, :3].argmax(dim=1)})
-    for table in (arrays, Labelled()):
+    arrays = hr.ArrayTable(LABELLED)
+    for table in (arrays, Elsewhere(LABELLED)):
         for data, augment in ((table, shaken), (hr.Reader(table, augment=shaken), None)):
             trained = trainer(macrobatch=16, augment=augment)
             trained.fit(data, epochs=2, progress=False)
-            found.append(weights(trained))
+            found.append(trained)
     plain = trainer(macrobatch=16)
     plain.fit(arrays, epochs=2, progress=False)
-    assert all(torch.equal(found[0], each) for each in found)
-    assert not torch.equal(found[0], weights(plain))
+    assert all(same(found[0], each) for each in found)
+    assert not same(found[0], plain)
 
 
 def test_augmented_rows_are_written_as_the_batches_of_an_epoch(tmp_path: Path) -> None:

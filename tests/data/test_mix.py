@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
@@ -51,11 +51,6 @@ def test_every_round_has_the_same_rows_of_each_table(weights: list[float], seed:
     assert sum(rounds[0]) == ROUND
     for share, weight in zip(rounds[0], weights, strict=True):
         assert abs(share - weight / sum(weights) * ROUND) < 1
-
-
-def test_proportions_that_a_round_can_hold_are_exact() -> None:
-    assert shares(read(mixed(900, 900, 900, weights=[4, 3, 1]), ROUND), 3) == [512, 384, 128]
-    assert shares(read(mixed(900, 9, weights=[1023, 1]), ROUND), 2) == [1023, 1]
 
 
 def test_a_short_stretch_has_about_these_proportions_too() -> None:
@@ -114,22 +109,6 @@ def test_points_in_steps_are_those_of_the_trainer(cross: bool) -> None:
         source.next_batch(16)
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({0: [1, 1], "5 steps": [1, 2]}, "needs the rows of a step"),
-        ({"5 samples": [1, 1]}, "begins with a value for 0"),
-        ({0: [1, 1], "2 epochs": [1, 2], "100 samples": [1, 1]}, "another order"),
-        ({0: [0, 0], "2 epochs": [1, 2]}, "greater than 0"),
-        ({0: [1, 1], "2 epochs": [1]}, "a weight for each"),
-        ([1, 0], "greater than 0"),
-    ],
-)
-def test_weights_that_cannot_be_followed_are_refused(weights: Any, message: str) -> None:
-    with pytest.raises(hr.ConfigError, match=message):
-        mixed(90, 90, weights=weights)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has:UserWarning")
 def test_a_curriculum_has_the_same_bits_over_stops_and_counts_of_workers(tmp_path: Path) -> None:
@@ -158,19 +137,6 @@ def trained(run: Path | None = None, steps: int = 12, weights: Any = None) -> li
 # --- turns -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@example(sizes=[1, 2, 700], seed=0)
-@given(sizes=st.lists(st.integers(100, 1500), min_size=2, max_size=4), seed=st.integers(0, 5))
-def test_no_row_comes_again_before_all_of_its_table_have_had_their_turn(sizes: list[int], seed: int) -> None:
-    ids = read(mixed(*sizes, weights=[1.0 + k for k in range(len(sizes))], seed=seed), 4 * ROUND)
-    for table, rows in enumerate(sizes):
-        own = [k - 10_000 * table for k in ids if k // 10_000 == table]
-        passes = [own[start : start + rows] for start in range(0, len(own), rows)]
-        for one in passes[:-1]:
-            assert sorted(one) == list(range(rows))
-        assert len(set(passes[-1])) == len(passes[-1])
-
-
 def test_every_pass_over_a_table_has_another_order_and_every_table_its_own() -> None:
     ids = read(mixed(256, 256, weights=[1, 1]), 4 * ROUND)
     first, second = ([k % 10_000 for k in ids if k // 10_000 == table] for table in (0, 1))
@@ -197,37 +163,6 @@ def test_what_stands_where_never_changes() -> None:
     assert order.kind == "mix 512:307:205"
 
 
-@given(data=st.data(), rows=st.sampled_from([1, 100, 1024, 1500, 4000]))
-def test_any_split_of_the_positions_gives_the_same_rows(data: st.DataObject, rows: int) -> None:
-    whole = MixOrder([150, 900], [0.3, 0.7], rows=rows, seed=1)
-    parts = MixOrder([150, 900], [0.3, 0.7], rows=rows, seed=1)
-    expected = [whole.indices(epoch, 0, rows).tolist() for epoch in range(3)]
-    for _ in range(5):
-        epoch, start = data.draw(st.integers(0, 2)), data.draw(st.integers(0, rows))
-        stop = data.draw(st.integers(start, rows))
-        assert parts.indices(epoch, start, stop).tolist() == expected[epoch][start:stop]
-
-
-@pytest.mark.parametrize("macrobatch", [1, 100, 2000])
-def test_batches_of_any_size_read_in_any_stretches_and_shared_by_any_workers_are_the_same(macrobatch: int) -> None:
-    expected = read(mixed(90, 30, weights=[2, 1], rows=700), 2100)
-    source, found = mixed(90, 30, weights=[2, 1], rows=700), list[int]()
-    while len(found) < 2100:
-        staged = source.next_macrobatch(64, macrobatch)
-        assert staged is not None
-        found += staged.fields["id"].tolist()
-    assert found == expected
-    workers = [mixed(90, 30, weights=[2, 1], rows=700) for _ in range(3)]
-    parts = [worker.next_batch(100, hr.Shard(k, 3)) for k, worker in enumerate(workers)]
-    assert [k for part in parts if part is not None for k in part["id"].tolist()] == expected[:100]
-
-
-def test_seeds_give_other_mixes() -> None:
-    found = {tuple(read(mixed(90, 30, weights=[2, 1], seed=seed), 200)) for seed in range(8)}
-    assert len(found) == 8
-    assert read(mixed(90, 30, weights=[2, 1], seed=3), 200) == read(mixed(90, 30, weights=[2, 1], seed=3), 200)
-
-
 # --- epochs ------------------------------------------------------------------------------------------------
 
 
@@ -252,15 +187,6 @@ def test_epochs_go_on_where_the_last_one_ended() -> None:
     assert source.epoch == 20
 
 
-def test_a_mix_goes_on_from_any_row_of_any_epoch() -> None:
-    expected = read(mixed(90, 30, weights=[2, 1], rows=70), 210)
-    for at in (0, 1, 35, 69, 70, 71, 140, 203):  # of 70 in an epoch
-        source, resumed = (mixed(90, 30, weights=[2, 1], rows=70) for _ in range(2))
-        read(source, at, 10)
-        resumed.load_state_dict(source.state_dict())
-        assert read(resumed, 210 - at, 13) == expected[at:]
-
-
 @pytest.mark.parametrize(
     ("sizes", "options", "differs"),
     [
@@ -276,67 +202,7 @@ def test_the_cursor_of_another_mix_is_refused(sizes: tuple[int, int], options: A
         mixed(*sizes, **options).load_state_dict(cursor)
 
 
-def test_a_mix_trains_in_epochs_of_its_own_and_can_be_cut_into_others() -> None:
-    seen = read(mixed(90, 30, weights=[2, 1]), 120)
-    source = compose.head(mixed(90, 30, weights=[2, 1]), 50)
-    ends = [batch.ends_epoch for batch in (source.next_batch(20) for _ in range(6)) if batch is not None]
-    assert ends == [False, False, True] * 2
-    assert read(compose.head(mixed(90, 30, weights=[2, 1]), 50), 100, 20) == seen[:100]
-
-
-class Disk(hr.Table):
-    """Rows that lie together in large blocks."""
-
-    thread_safe = True
-    block = 64
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return [hr.Stream("id", (), "int64"), hr.Stream("x", (4096,))]
-
-    def __len__(self) -> int:
-        return 256
-
-    def take(self, indices: torch.Tensor) -> hr.Batch:
-        return hr.Batch({"id": indices + self._first, "x": torch.zeros(len(indices), 4096)})
-
-
-def test_tables_on_disk_are_mixed_too() -> None:
-    source = compose.mix([Disk(0), Disk(10_000)], [1, 1])
-    assert shares(read(source, ROUND), 2) == [512, 512]
-
-
 # --- errors ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "error"),
-    [
-        ((9,), {"weights": [1.0]}, r"two tables or more.*got 1 and 1"),
-        ((9, 9), {"weights": [1.0]}, r"a weight for each, got 2 and 1"),
-        ((9, 9), {"weights": [1, 1, 1]}, r"got 2 and 3"),
-        ((9, 9), {"weights": [1, 0]}, r"weights are greater than 0, got 0"),
-        ((9, 9), {"weights": [1, -1]}, r"greater than 0, got -1"),
-        ((9, 9), {"weights": [1, float("nan")]}, r"weights are .*nan"),
-        ((9, 9), {"weights": [1, float("inf")]}, r"weights are .*inf"),
-        ((9, 9), {"weights": [1, 1e-5]}, r"weight 1e-05 is less than 1 in 1024"),
-        ((9, 0), {"weights": [1, 1]}, r"table 1 has no rows"),
-        ((9, 9), {"weights": [1, 1], "rows": 0}, r"rows="),
-        ((9, 9), {"weights": [1, 1], "rows": -5}, r"rows="),
-        ((9, 9), {"weights": [1, 1], "rows": 2.5}, r"rows="),
-    ],
-)
-def test_a_mix_that_cannot_be_is_told_why(sizes: tuple[int, ...], options: Any, error: str) -> None:
-    with pytest.raises(hr.HeadraceError, match=error):
-        mixed(*sizes, **options)
-
-
-def test_tables_with_other_streams_are_not_mixed() -> None:
-    with pytest.raises(hr.DataError, match=r"table 1 has id: float32"):
-        compose.mix([numbered(3, 0), {"id": torch.zeros(3)}], [1, 1])
 
 
 def test_tables_with_draws_of_their_own_are_not_mixed() -> None:

@@ -99,29 +99,6 @@ def _backward(model: nn.Module, batch: hr.Batch) -> None:
     trainer.step(batch)
 
 
-def test_boundaries_for_attention_of_variable_length_follow_from_the_positions() -> None:
-    batch = hr.pack(table([3, 5, 16, 8]), LENGTH, "words").take(torch.arange(2))
-    starts = torch.nonzero(batch["positions"].flatten() == 0).flatten()
-    cu_seqlens = F.pad(starts, (0, 1), value=batch["positions"].numel())
-    assert sorted(cu_seqlens.diff().tolist()) == [3, 5, 8, 16]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: hr.pack(table(), 8, "words"), "row 3 has 9 items"),
-        (lambda: hr.pack(table(), 0, "words"), "above 0, got 0"),
-        (lambda: hr.pack({"x": torch.ones(3)}, 8, "x"), "no sequences"),
-        (lambda: hr.pack(hr.zip(table(), {"y": torch.ones(60)}), LENGTH, "words"), "'y' is no sequence"),
-        (lambda: hr.pack(hr.map(table(), lambda f: {"words": f["words"], "mask": f["tags"]}), 16, "words"), "is added"),
-        (lambda: hr.pack(table(), LENGTH, "words", fill={"tag": 1}), "'tag', which is no stream"),
-    ],
-)
-def test_what_cannot_be_packed_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(hr.HeadraceError, match=message):
-        make()
-
-
 # --- batches of like length ---------------------------------------------------------------------------------
 
 
@@ -167,15 +144,6 @@ def test_a_reader_in_buckets_goes_on_after_any_batch_and_finds_every_row() -> No
     assert all(order.positions(1, int(row)) == [at] for at, row in enumerate(rows) if at % 37 == 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({}, "say of how many"), ({"batch_size": 4}, "batch_size=4 rows, and is read in batches of 8 rows")],
-)
-def test_a_reader_in_buckets_needs_the_size_of_its_batches(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(hr.ConfigError, match=message):
-        batches(hr.Reader(many(), buckets="words", **options), 1)
-
-
 def trained(run: Path | None = None, steps: int = 30) -> list[Tensor]:
     torch.manual_seed(0)
     model = nn.Embedding(1000, 3)
@@ -203,7 +171,6 @@ class _Mean(nn.Module):
         return (self.embed(words.padded()) * mask).sum(1) / mask.sum(1)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_training_in_buckets_has_the_same_bits_over_stops_and_counts_of_workers(tmp_path: Path) -> None:
     expected = trained()

@@ -1,126 +1,121 @@
-"""A Source of the user's own: its epochs, its state by value, its fields, and what happens if it errs."""
+"""Sources that users write: trained on, scored and predicted from, rewound between epochs; and those that err."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from kit.own_data import Elsewhere, Pulled, counted
+from kit.small import data, same, trainer
 from torch import Tensor
 
 import headrace as hr
 
+X, Y = data()  # batches of 16, 16, 16 and 2
 ROWS, SIZE = 23, 4
-WHOLE = hr.Shard()
 
 
-class Lines(hr.Source):
-    """Rows one after the other; the end shows by `None`."""
+def source(**options: Any) -> Pulled:
+    return Pulled({"x": X, "y": Y}, **options)
 
-    def __init__(self, rows: int = ROWS) -> None:
-        self.count, self.at = rows, 0
 
-    @property
-    def streams(self) -> Sequence[hr.Stream]:
-        return [hr.Stream("x", dtype="int64")]
+KINDS: dict[str, Callable[[], Pulled]] = {
+    "ends with None": source,
+    "has no state, and begins again after None": lambda: source(state=False),
+    "marks its ends": lambda: source(ends="flag"),
+    "marks its ends, and gives None too": lambda: source(ends="both"),
+    "is read ahead": lambda: source(thread_safe=True, shards=True),
+}
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        if self.at == self.count:
+
+# --- trained on --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_trains_for_several_epochs_as_the_same_rows_in_memory_do(kind: str) -> None:
+    rows, ours, arrays = KINDS[kind](), trainer(macrobatch=32), trainer(order="none")
+    seen = [(info.epoch, info.batch, info.ends_epoch) for info in ours.steps(rows, epochs=3)]
+    history = arrays.fit((X, Y), epochs=3, progress=False)
+    assert seen == [(e + (b == 4), b, b == 4) for e in range(3) for b in (1, 2, 3, 4)]
+    assert ours.history.last == pytest.approx(history.last)
+    assert same(ours, arrays)
+    assert rows.given[:12] == [0, 16, 32, 48] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_is_scored_and_predicted_whole_every_time(kind: str) -> None:
+    rows, ours = KINDS[kind](), trainer()
+    history = ours.fit((X, Y), val=rows, epochs=3, progress=False)
+    assert len(history["val/loss"]) == 3
+    expected = ours.validate((X, Y))
+    assert history.last["val/loss"] == pytest.approx(expected["val/loss"])
+    for _ in range(2):
+        assert ours.validate(rows) == pytest.approx(expected)
+        torch.testing.assert_close(ours.predict(rows), ours.predict(X))
+
+
+def test_a_source_that_ends_for_good_is_told_so() -> None:
+    class Dead(Pulled):
+        def state_dict(self) -> None:
             return None
-        start, self.at = self.at, min(self.count, self.at + size)
-        return hr.Batch({"x": torch.arange(start, self.at)})
+
+    with pytest.raises(hr.DataError, match=r"no rows.*state_dict"):
+        trainer().fit(Dead({"x": X, "y": Y}), epochs=3, progress=False)
 
 
-class Stateful(Lines):
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
-class Restarting(Lines):
-    """Without state, so it starts again by itself after `None`."""
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        batch = super().next_batch(size, shard)
-        if batch is None:
-            self.at = 0
-        return batch
+@pytest.mark.parametrize("call", ["fit", "validate", "predict"])
+def test_a_source_without_rows_is_told_so(call: str) -> None:
+    options = {"epochs": 1, "progress": False} if call == "fit" else {}
+    with pytest.raises(hr.DataError, match="no rows"):
+        getattr(trainer(), call)(Pulled({"x": X[:0], "y": Y[:0]}), **options)
 
 
-class Faulty(Lines):
-    """Gives whatever `give` makes of the rows that were asked for."""
+def test_what_goes_wrong_in_a_source_is_named_and_chained() -> None:
+    class Broken(Pulled):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+            if self.at >= 32:
+                raise OSError("the disk is gone")
+            return super().next_batch(size)
 
-    def __init__(self, give: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.give = give
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
-        return self.give(torch.arange(size))
-
-
-# --- epochs and state ------------------------------------------------------------------------------------
+    with pytest.raises(hr.SourceError, match=r"Broken.*x, y.*'at': 32.*OSError: the disk is gone") as caught:
+        trainer().fit(Broken({"x": X, "y": Y}), epochs=1, progress=False)
+    assert isinstance(caught.value.__cause__, OSError)
 
 
-@pytest.mark.parametrize("macrobatch", ["auto", 1000])
-@pytest.mark.parametrize("rows", [20, 23])
-def test_a_source_that_starts_again_by_itself_has_epochs_too(rows: int, macrobatch: int | str) -> None:
-    """Its `None` comes once: whoever overlooks it runs two epochs into one."""
-    feed = hr.Feed(Restarting(rows), batch_size=SIZE, macrobatch=macrobatch)
-    for _ in range(3):
-        epoch = [batch for batch, _ in zip(feed, range(10), strict=False)]
-        assert torch.cat([batch["x"] for batch in epoch]).tolist() == list(range(rows))
-        assert epoch[-1].ends_epoch
+# --- epochs and state --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [20, 23])
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_source_that_has_ended_is_left_alone_until_it_is_rewound(rows: int, threaded: bool) -> None:
+def test_a_source_that_has_ended_is_not_asked_until_it_is_rewound(rows: int, threaded: bool) -> None:
     """Asked on ahead, by the thread, it would say again that it has ended: an epoch without batches."""
     asked = threading.Semaphore(0)
 
-    class Ended(Stateful):
-        thread_safe = threaded
-
-        def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    class Ended(Pulled):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
             batch = super().next_batch(size, shard)
             if batch is None:
                 asked.release()
             return batch
 
-    source = Ended(rows)
-    with hr.Feed(source, batch_size=SIZE) as feed:
+    ended = Ended({"x": torch.arange(rows)}, thread_safe=threaded)
+    with hr.Feed(ended, batch_size=SIZE) as feed:
         for _ in range(3):
             assert torch.cat([batch["x"] for batch in feed]).tolist() == list(range(rows))
             assert feed.finished
             assert asked.acquire(timeout=20)
             assert not asked.acquire(timeout=0.1)
-            source.load_state_dict({"at": 0})
-
-
-def test_a_source_resumes_after_any_batch() -> None:
-    whole = list(hr.Feed(Stateful(), batch_size=SIZE, macrobatch=8))
-    for k, batch in enumerate(whole):
-        fresh = Stateful()
-        fresh.load_state_dict(batch.cursor)
-        rest = [found["x"].tolist() for found in hr.Feed(fresh, batch_size=SIZE, macrobatch=8)]
-        assert rest == [later["x"].tolist() for later in whole[k + 1 :]]
-
-
-def test_a_source_without_state_says_that_it_cannot_be_resumed() -> None:
-    assert {batch.cursor is None for batch in hr.Feed(Lines(), batch_size=SIZE)} == {True}
-    with pytest.raises(hr.SourceError, match="Lines cannot be resumed"):
-        Lines().load_state_dict({"at": 3})
+            ended.load_state_dict({"at": 0})
 
 
 def test_a_cursor_is_a_value_even_if_the_source_gives_its_own_state() -> None:
-    class Live(Stateful):
+    class Live(Pulled):
         def state_dict(self) -> dict[str, Any]:
             return self.__dict__
 
-    cursors = [batch.cursor["at"] for batch in hr.Feed(Live(), batch_size=SIZE)]
+    cursors = [batch.cursor["at"] for batch in hr.Feed(Live({"x": torch.arange(ROWS)}), batch_size=SIZE)]
     assert cursors == [4, 8, 12, 16, 20, 23]
 
 
@@ -128,29 +123,13 @@ def test_a_source_may_give_the_same_batches_again() -> None:
     """Kept ready in memory, for epoch after epoch: the cursor is that of the pull, not of the first one."""
     kept = [hr.Batch({"x": torch.arange(SIZE)}, ends_epoch=ends) for ends in (False, False, True)]
 
-    class Kept(Stateful):
-        def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    class Kept(Pulled):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
             self.at += 1
             return kept[(self.at - 1) % 3]
 
-    feed = hr.Feed(Kept(), batch_size=SIZE)
+    feed = hr.Feed(Kept({"x": torch.arange(SIZE)}), batch_size=SIZE)
     assert [[batch.cursor["at"] for batch in feed] for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-
-
-def test_a_source_that_is_endless_is_pulled_one_batch_at_a_time() -> None:
-    endless = Faulty(lambda x: hr.Batch({"x": x}))
-    feed = iter(hr.Feed(endless, batch_size=SIZE))
-    assert [next(feed).ends_epoch for _ in range(50)] == [False] * 50
-
-
-def test_a_batch_may_be_shorter_than_asked() -> None:
-    class Short(Stateful):
-        def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-            return super().next_batch(size - 1, shard)
-
-    batches = list(hr.Feed(Short(), batch_size=SIZE))
-    assert [batch.rows for batch in batches] == [3] * 7 + [2]
-    assert [batch.cursor["at"] for batch in batches] == [3, 6, 9, 12, 15, 18, 21, 23]
 
 
 # --- fields that are not tensors -------------------------------------------------------------------------
@@ -169,8 +148,8 @@ class Graph:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_fields_that_are_not_tensors_reach_the_device(mixed: bool, device: str, macrobatch: int | str) -> None:
-    class Graphs(Lines):
-        def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    class Graphs(Pulled):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
             batch = super().next_batch(size, shard)
             return batch and hr.Batch({"g": Graph(), **(batch.fields if mixed else {})}, batch.rows)
 
@@ -178,7 +157,7 @@ def test_fields_that_are_not_tensors_reach_the_device(mixed: bool, device: str, 
         def streams(self) -> Sequence[hr.Stream]:
             return [hr.Stream("g"), *(super().streams if mixed else [])]
 
-    batches = list(hr.Feed(Graphs(), device, batch_size=SIZE, macrobatch=macrobatch))
+    batches = list(hr.Feed(Graphs({"x": torch.arange(ROWS)}), device, batch_size=SIZE, macrobatch=macrobatch))
     assert [batch.rows for batch in batches] == [4, 4, 4, 4, 4, 3]
     assert {field.device.type for batch in batches for field in batch.fields.values()} == {device}
 
@@ -186,37 +165,77 @@ def test_fields_that_are_not_tensors_reach_the_device(mixed: bool, device: str, 
 # --- a broken contract -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("give", "message"),
-    [
-        (lambda x: hr.Batch({"x": torch.arange(len(x) + 3)}), "Faulty was asked for 4 rows and gave 7"),
-        (lambda x: hr.Batch({"x": x.float()}), r"Faulty: expected stream x: int64\[\], got x: float32\[\]"),
-        (lambda x: hr.Batch({"x": x[:, None]}), r"expected stream x: int64\[\], got x: int64\[1\]"),
-        (lambda x: hr.Batch({"z": x}), r"Faulty declares stream 'x', which is missing in a batch with \['z'\]"),
-        (lambda x: hr.Batch({"x": x[1:]}, rows=len(x)), r"Faulty.*\bx\b.*\b3\b"),
-        (lambda x: {"x": x}, r"Faulty .*\bdict\b"),
-    ],
-    ids=["too many rows", "dtype", "shape", "stream", "rows that are not there", "not a batch"],
-)
-def test_a_source_that_breaks_its_contract_is_named(give: Any, message: str) -> None:
-    with pytest.raises(hr.SourceError, match=message):
-        next(iter(hr.Feed(Faulty(give), batch_size=SIZE)))
+class OwnTable(Elsewhere):
+    """Gives whatever `make` makes of its batches."""
+
+    make: Callable[[hr.Batch], Any]
+
+    def take(self, indices: Tensor) -> Any:
+        return self.make(super().take(indices))
 
 
-def test_a_source_that_fails_is_reported_with_its_streams_and_cause() -> None:
-    def give(x: Tensor) -> hr.Batch:
-        raise OSError("the disk is gone")
+class OwnSource(Pulled):
+    make: Callable[[hr.Batch], Any]
 
-    with pytest.raises(hr.SourceError, match=r"Faulty failed .* 4 rows of x .*OSError: the disk is gone") as caught:
-        next(iter(hr.Feed(Faulty(give), batch_size=SIZE)))
-    assert isinstance(caught.value.__cause__, OSError)
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> Any:
+        batch = super().next_batch(size, shard)
+        assert batch is not None
+        return self.make(batch)
 
 
-def test_two_streams_of_one_name_are_refused() -> None:
-    class Twins(Lines):
-        @property
-        def streams(self) -> Sequence[hr.Stream]:
-            return [hr.Stream("x"), hr.Stream("x")]
+def changed(batch: hr.Batch, **fields: Tensor) -> hr.Batch:
+    return hr.Batch({**batch.fields, **fields}, batch.rows)
 
-    with pytest.raises(hr.SourceError, match="unique, got 'x' more than once"):
-        hr.Feed(Twins())
+
+def each(batch: hr.Batch, change: Callable[[Any], Any]) -> Mapping[str, Any]:
+    return {name: change(rows) for name, rows in batch.fields.items()}
+
+
+BROKEN: dict[str, tuple[Callable[[hr.Batch], Any], str]] = {
+    "too many rows": (
+        lambda b: hr.Batch(each(b, lambda rows: torch.cat([rows, rows]))),
+        r"asked for \d+ rows and gave \d+",
+    ),
+    "no stream y": (
+        lambda b: hr.Batch({"x": b["x"]}),
+        r"declares stream 'y', .* missing in a batch with \['x'\]",
+    ),
+    "another dtype": (lambda b: changed(b, y=b["y"].int()), r"expected stream y: int64\[\], got y: int32\[\]"),
+    "another shape": (lambda b: changed(b, y=b["y"][:, None]), r"expected stream y: int64\[\], got y: int64\[1\]"),
+    "uneven streams": (lambda b: changed(b, y=b["y"][:-1]), r"stream 'y' has \d+ rows in a batch of \d+"),
+    "a dict": (lambda b: dict(b.fields), "gave a dict"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("kind", [OwnTable, OwnSource])
+def test_what_breaks_its_contract_is_named(kind: Any, how: str) -> None:
+    made = kind({"x": X, "y": Y})
+    made.make, told = BROKEN[how]
+    with pytest.raises(hr.SourceError, match=rf"{kind.__name__}.*{told}"):
+        next(iter(hr.Feed(hr.Reader(made) if kind is OwnTable else made, batch_size=SIZE)))
+
+
+def test_a_table_that_gives_fewer_rows_than_it_was_asked_for_is_named() -> None:
+    made = OwnTable({"x": X, "y": Y})
+    made.make = lambda batch: hr.Batch(each(batch, lambda rows: rows[1:]))
+    with pytest.raises(hr.SourceError, match="asked for 4 rows and gave 3"):
+        hr.Reader(made).next_batch(4)
+
+
+def test_a_table_that_changes_its_dtype_later_is_caught() -> None:
+    made, asked = OwnTable({"x": X, "y": Y}), iter(range(9))
+    made.make = lambda batch: batch if next(asked) < 2 else changed(batch, y=batch["y"].int())
+    reader = hr.Reader(made, "none")
+    with pytest.raises(hr.SourceError, match="expected stream y: int64"):
+        [reader.next_batch(4) for _ in range(9)]
+
+
+def test_without_state_a_source_cannot_be_resumed() -> None:
+    class Without(Pulled):
+        state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict
+
+    without = Without({"x": torch.arange(ROWS)})
+    assert {batch.cursor is None for batch in hr.Feed(without, batch_size=SIZE)} == {True}
+    with pytest.raises(hr.SourceError, match="Without cannot be resumed"):
+        without.load_state_dict(counted(3).state_dict())  # type: ignore[arg-type]

@@ -1,14 +1,11 @@
 """Splits share out every row once, in these proportions, and stay the same for ever."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.composed import ids, named, table
+from kit.composed import ids, named
 
-import headrace as hr
 from headrace.adapters import compose
 
 
@@ -64,28 +61,3 @@ def test_stratify_takes_labels_of_any_number_and_kind() -> None:
     for y in (labels, labels.int(), labels > 0):
         part = compose.split({"id": torch.arange(40), "y": y}, 0.5, stratify="y")[0]
         assert sum(k % 2 for k in ids(part)) == 10
-
-
-@pytest.mark.parametrize(
-    ("fractions", "options", "error"),
-    [
-        ((), {}, r"fractions above 0 that make at most 1, got "),
-        ((0.5, 0.6), {}, r"at most 1, got 0.5, 0.6"),
-        ((0.5, 0.0), {}, r"above 0"),
-        ((-0.5,), {}, r"above 0"),
-        ((1.5,), {}, r"at most 1"),
-        ((float("nan"),), {}, r"above 0"),
-        ((0.9, 0.01), {}, r"0.01 of 10 rows is none"),
-        ((0.5,), {"stratify": "z"}, r"unknown stream 'z'"),
-        ((0.5,), {"stratify": "x"}, r"one whole number for each row, got x: float32"),
-        ((0.5,), {"stratify": "words"}, r"one whole number for each row, got words: sequences of int64"),
-    ],
-)
-def test_a_split_that_cannot_be_is_told_why(fractions: tuple[float, ...], options: Any, error: str) -> None:
-    with pytest.raises(hr.HeadraceError, match=error):
-        compose.split(table(range(10)), *fractions, **options)
-
-
-def test_a_table_without_rows_is_not_split() -> None:
-    with pytest.raises(hr.DataError, match=r"split\(\): the table has no rows"):
-        compose.split(compose.skip(table(range(3)), 3), 0.5)
