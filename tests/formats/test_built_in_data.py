@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.in_run import in_run
 from kit.sampled import sampled
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -55,10 +54,6 @@ def test_an_augmented_mix() -> None:
     check_source(lambda: hr.mix(tables, [1, 3], rows=11, augment=digits), sizes=(4,), **SOME)
 
 
-def test_epochs_of_a_source() -> None:
-    check_source(lambda: hr.head(hr.Reader(dense_table(ROWS), seed=1), 6), sizes=(3,), **SOME)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(["npy", "npz", "arrow", "parquet"], keep=["parquet"], of=3))
 def test_tables_of_files(kind: str, tmp_path: Path) -> None:
@@ -94,22 +89,3 @@ def test_data_of_torch() -> None:
     loader: dict[str, Any] = {"batch_size": 4, "shuffle": True}  # whatever size is asked
     check_source(lambda: as_source(DataLoader(plain, **loader, generator=torch.Generator())), sizes=())
     check_source(lambda: SampleSource(Counting()), sizes=(5,), **SOME)
-
-
-def test_a_run_on_files_that_have_changed_since_is_refused(tmp_path: Path) -> None:
-    def train(**options: Any) -> hr.History:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-        trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01), batch_size=8)
-        data = hr.open_table(tmp_path / "part-*.npz")
-        return trainer.fit(data, epochs=3, progress=False, **in_run(tmp_path / "run", **options))
-
-    for k in range(2):
-        x = np.random.default_rng(k).random((20, 3), dtype="float32")
-        np.savez(tmp_path / f"part-{k}.npz", x=x, y=x.sum(1))
-    train(callbacks=[])
-    x = np.random.default_rng(9).random((20, 3), dtype="float32")
-    np.savez(tmp_path / "part-1.npz", x=x, y=x.sum(1))
-    with pytest.raises(hr.SourceError, match=r"other data.*fingerprint"):
-        train()
-    assert train(override=True).stopped

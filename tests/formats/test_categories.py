@@ -1,6 +1,5 @@
 """Strings have the numbers that they had in the training, wherever a model is used, or the data are refused."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from kit.fault_harness import recommit
 from kit.late import pandas as pd
 from torch import Tensor, nn
 
@@ -105,15 +103,6 @@ def test_tables_that_were_opened_with_categories_of_their_own_are_refused(tmp_pa
     assert trainer.predict({"kind": torch.tensor([2])}) > 0  # numbers say nothing of strings
 
 
-def test_a_string_that_the_training_had_not_is_refused_where_it_stands(tmp_path: Path) -> None:
-    fitted(run=tmp_path / "run")
-    trainer = loaded(tmp_path / "run")
-    with pytest.raises(hr.DataError, match=r"column 'kind' of this frame, row 1: unknown string 'cat'"):
-        trainer.predict(pd.DataFrame({"kind": ["zoo", "cat"]}))
-    with pytest.raises(hr.DataError, match=r"new\.csv, row 1: unknown string 'cat'"):
-        trainer.predict(written(tmp_path / "new.csv", ["zoo", "cat"]))
-
-
 def test_validation_data_by_path_or_frame_are_read_by_the_categories_of_the_training_data(tmp_path: Path) -> None:
     for val in (train().iloc[2:3], written(tmp_path / "val.csv", ["zoo"], y=[2.0])):
         trainer = fitted(val=val)
@@ -190,16 +179,6 @@ def test_batches_of_a_loop_of_ones_own_number_strings_alike() -> None:
         trainer.step(train().replace("zoo", "cat"))
 
 
-def test_weights_of_a_run_whose_data_knew_no_categories_can_be_used(tmp_path: Path) -> None:
-    fitted(run=tmp_path / "run")
-    forget(tmp_path / "run")
-    trainer = loaded(tmp_path / "run")
-    assert trainer.categories == {}
-    assert len(trainer.predict(train())) == 12
-    make().fit(train(), epochs=2, progress=False, run=hr.Run(tmp_path / "run", logs=False))
-    assert loaded(tmp_path / "run").categories == {"kind": KINDS}
-
-
 def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Path) -> None:
     model = Look()
     model.scale = nn.Parameter(torch.ones(()))
@@ -209,11 +188,3 @@ def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Pa
         assert loaded(tmp_path / "run", strict=False).categories == {}
     hr.load_weights(model, tmp_path / "run", which="last", strict=False)
     assert trainer.categories == {"kind": KINDS}
-
-
-def forget(run: Path) -> None:
-    """Makes the checkpoints of a run those of data that do not know what their numbers stand for."""
-    for path in (run / "checkpoints").glob("step-*"):
-        document = json.loads((path / "trainer.json").read_text())
-        document["encoding"] = None
-        recommit(path, files={"trainer.json": json.dumps(document).encode()})

@@ -153,13 +153,6 @@ def test_what_a_line_may_be(streams: list[Stream], text: str, rows: Any, tmp_pat
     assert seen(rows_of(open_ctf(written(tmp_path / "t.ctf", text), streams))) == seen(rows)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "float16", "bfloat16", "float64", "bool"])
-def test_every_dtype_is_read(dtype: str, tmp_path: Path) -> None:
-    table = open_ctf(written(tmp_path / "t.ctf", "|a 1 0 1\n|a 0 1 1"), [Stream("a", (3,), dtype)])
-    assert table.rows(0, 2)["a"].tolist() == [[1, 0, 1], [0, 1, 1]]
-    assert list(table.streams) == [Stream("a", (3,), dtype)]
-
-
 NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
     st.floats(allow_nan=True).map(repr),
@@ -437,33 +430,6 @@ def test_sequences_that_are_bad_are_dropped_and_counted_in_one_warning(tmp_path:
         assert "stream 'words': index 1424 is out of range for shape (1000,)" in message
         assert len(caught) == 1
         assert caught[0].filename == __file__
-
-
-DROPPED = [
-    # streams, text, dropped, rows: an id that cannot be read hides where the sequences on both sides end
-    ("1 |a 1 2\n2 |a 1 2\nx3 |a 5 6\n3 |a 1 2\n4 |a 1 2\n", "2 of 4", [[[1, 2]], [[1, 2]]]),
-    (
-        "1 |a 1 0\n5 |a 5 0\n3 |a 3 0\n3 |a 3 1\n5 |a 5 2\n6 |a 6 0\n",
-        "1 of 5",
-        [[[1, 0]], [[5, 0]], [[5, 2]], [[6, 0]]],
-    ),
-    (
-        "".join(f"{k} |a {'no' if k % 3 else k} 1\n" for k in range(300)),
-        "200 of 300",
-        [[[k, 1]] for k in range(0, 300, 3)],
-    ),
-]
-
-
-@pytest.mark.parametrize("size", [10**6, 6])
-@pytest.mark.parametrize(("text", "dropped", "rows"), DROPPED)
-def test_what_is_dropped_does_not_depend_on_where_the_file_is_cut(
-    text: str, dropped: str, rows: Any, size: int, tmp_path: Path, pieces: Pieces
-) -> None:
-    pieces(size, 64)
-    with pytest.warns(UserWarning, match=f"{dropped} sequences were dropped"):
-        table = open_ctf(written(tmp_path / "train.ctf", text), [AS], bad_rows="skip")
-    assert seen([row["a"] for row in rows_of(table)]) == seen(rows)
 
 
 def test_a_file_with_nothing_but_bad_rows_is_an_error_all_the_same(tmp_path: Path) -> None:

@@ -186,17 +186,6 @@ def test_a_single_value_that_is_not_1_brings_all_values_back(at: int, tmp_path: 
     assert len(kept(tmp_path)) == 1
 
 
-def test_many_pieces_make_few_record_batches(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", 30)
-    path = made(tmp_path / "train.ctf", 200)
-    assert open_ctf(path, [X, B]).block == 200
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 1000)
-    again = open_ctf(path, [B, X])
-    assert again.block is not None
-    assert again.block < 100
-    assert again.rows(0, 200)["x"][:, 0].tolist() == list(range(200))
-
-
 @pytest.mark.slow
 def test_a_large_file_is_parsed_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.ctf"

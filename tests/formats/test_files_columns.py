@@ -128,14 +128,6 @@ def test_numbers_may_be_categories() -> None:
     assert table.rows(0, 2)["digit"].tolist() == [1, 0]
 
 
-def test_strings_of_many_parquet_files_are_collected_over_all_of_them() -> None:
-    for k, strings in enumerate((["b", "d"], ["a", "b"])):
-        pq.write_table(pa.table({"s": strings, "n": [1, 2]}), f"{k}.parquet", row_group_size=1)
-    table = open_table("*.parquet")
-    assert table.categories == {"s": ["a", "b", "d"]}
-    assert table.rows(0, 4)["s"].tolist() == [1, 2, 0, 1]
-
-
 def test_codes_take_a_dtype_whatever_the_kind_of_file() -> None:
     pq.write_table(pa.table({"y": ["v", "u", "v"]}), "t.parquet")
     text("t.csv", "y", "v", "u", "v")

@@ -2,9 +2,7 @@
 
 import os
 import pickle
-import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,20 +50,6 @@ def test_the_fingerprint_is_that_of_the_rows_and_not_of_the_place_or_the_time(tm
     Path("part-2.arrow").write_bytes(raw)
     changed = open_table("part-*.arrow")
     assert changed.fingerprint() != first.fingerprint()
-
-
-def test_a_reader_resumes_on_files_and_refuses_others() -> None:
-    write_table(numbers(100), "t.parquet", rows_per_block=10)
-    reader = hr.Reader(open_table("t.parquet"), "blocks")
-    reader.next_batch(30)
-    state = reader.state_dict()
-    expected = reader.next_batch(30)["n"].tolist()
-    again = hr.Reader(open_table("t.parquet"), "blocks")
-    again.load_state_dict(state)
-    assert again.next_batch(30)["n"].tolist() == expected
-    write_table(hr.ArrayTable({n: c.flip(0) for n, c in numbers(100).columns.items()}), "t.parquet", rows_per_block=10)
-    with pytest.raises(hr.SourceError, match="fingerprint"):
-        hr.Reader(open_table("t.parquet"), "blocks").load_state_dict(state)
 
 
 def test_a_run_is_not_resumed_on_a_file_some_rows_of_which_have_changed() -> None:
@@ -148,54 +132,3 @@ def test_a_table_travels_to_another_process_by_the_names_of_its_files(kind: str)
     write(numbers(999), "t" + kind)
     with pytest.raises(hr.DataError, match=rf"t{kind} has changed"):
         pickle.loads(sent)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_table_is_read_from_several_threads(kind: str) -> None:
-    write_table(numbers(2000), "t" + kind, rows_per_block=50)
-    table = open_table("t" + kind)
-    wrong: list[Any] = []
-
-    def read(seed: int) -> None:
-        draws = torch.Generator().manual_seed(seed)
-        for _ in range(20):
-            start = int(torch.randint(0, 1900, (1,), generator=draws))
-            indices = start + torch.randint(0, 100, (50,), generator=draws)
-            batch = table.take(indices)
-            if not torch.equal(batch["n"], indices) or not torch.equal(batch["x"][:, 0], 2.0 * indices):
-                wrong.append(indices)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_a_loader_reads_a_table_in_a_worker() -> None:
-    write_table(numbers(20), "t.parquet", rows_per_block=5)
-
-    loader = torch.utils.data.DataLoader(Rows(open_table("t.parquet")), batch_size=None, num_workers=1)
-    assert [n.tolist() for n in loader] == [
-        [0, 1, 2, 3, 4],
-        [5, 6, 7, 8, 9],
-        [10, 11, 12, 13, 14],
-        [15, 16, 17, 18, 19],
-    ]
-
-
-class Rows(torch.utils.data.Dataset[torch.Tensor]):
-    """Five rows of a table for every item."""
-
-    def __init__(self, table: hr.Table) -> None:
-        self.table = table
-
-    def __len__(self) -> int:
-        return len(self.table) // 5
-
-    def __getitem__(self, item: int) -> torch.Tensor:
-        if item >= len(self):
-            raise IndexError
-        found: torch.Tensor = self.table.rows(5 * item, 5 * item + 5)["n"]
-        return found

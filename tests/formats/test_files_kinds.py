@@ -69,39 +69,6 @@ def test_nobody_writes_into_a_file_through_its_rows() -> None:
     assert every_row(table) == every_row(numbers())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_numbers_stay_in_the_mapped_file_beside_columns_that_are_decoded() -> None:
-    write_table(mixed(9000), "t.arrow", rows_per_block=9000)
-    table = open_table("t.arrow", columns=["n", "species", "flag"])
-    columns = table.table.columns  # type: ignore[attr-defined]
-    inside = [
-        name
-        for name, column in columns.items()
-        if any(start <= column.data_ptr() < stop for start, stop in mapped_ranges("t.arrow"))
-    ]
-    assert inside == ["n"]
-    assert every_row(table) == every_row(hr.map(mixed(9000), lambda rows: {name: rows[name] for name in columns}))
-
-
-def test_many_small_record_batches_are_joined_in_memory_and_stay_blocks() -> None:
-    written = mixed(100)
-    write_table(written, "t.arrow", rows_per_block=7)
-    table = open_table("t.arrow")
-    assert isinstance(table.table, hr.ArrayTable)  # type: ignore[attr-defined]
-    assert table.block == 7
-    assert every_row(table) == every_row(written)
-
-
-def test_small_record_batches_are_joined_up_to_a_limit_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.formats import encode
-
-    for k in range(4):
-        write_table(numbers(1000), f"{k}.arrow", rows_per_block=10)
-    monkeypatch.setattr(encode, "MERGED_BYTES", 40_000)  # a file has 16 kB
-    tables = open_table([f"{k}.arrow" for k in range(4)]).table.tables  # type: ignore[attr-defined]
-    assert [len(table) for table in tables] == [2000, *[10] * 200]
-
-
 # --- variants of a kind ---------------------------------------------------------------------------------
 
 

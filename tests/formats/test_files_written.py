@@ -17,7 +17,6 @@ import headrace as hr
 from headrace.data.sparse import Sparse
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
-from headrace.testing.tables import check_table
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -100,13 +99,6 @@ def test_a_suffix_in_capitals_means_the_same() -> None:
     write_table(numbers(), "t.parquet")
     Path("t.parquet").rename("T.PARQUET")
     assert every_row(open_table("T.PARQUET")) == every_row(numbers())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_tables_of_files_keep_the_contract_of_tables(kind: str) -> None:
-    write_table(mixed(20), "t" + kind, rows_per_block=6)
-    check_table(lambda: open_table("t" + kind))
 
 
 # --- what is not written --------------------------------------------------------------------------------

@@ -236,18 +236,6 @@ def test_data_filled_with_other_values_than_the_training_s_are_refused(tmp_path:
         trainer().fit(val, epochs=2, run=hr.Run(tmp_path / "run", override=True), progress=False)
 
 
-def test_a_training_on_filled_data_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    def data() -> Any:
-        return hr.open_table(csv(), nulls=NULLS, dtypes={"alive": "float32"})
-
-    whole, cut = trainer(), trainer()
-    whole.fit(data(), epochs=4, progress=False)
-    cut.fit(data(), epochs=2, run=tmp_path / "run", progress=False)
-    rest = trainer()
-    rest.fit(data(), epochs=4, run=tmp_path / "run", progress=False)
-    assert all(map(torch.equal, whole.model.state_dict().values(), rest.model.state_dict().values()))
-
-
 @pytest.mark.parametrize("cell", ["", '""', "NA", "null"])
 def test_an_empty_cell_of_text_is_a_null_and_no_category(cell: str) -> None:
     path = text("t.csv", "home,y", "york,0", f"{cell},1", "leeds,1")
