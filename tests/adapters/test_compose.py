@@ -1,7 +1,6 @@
 """Tables made of tables hold the rows that they say, whatever they are made of, and name what does not fit."""
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -92,17 +91,6 @@ def test_views_of_views_hold_the_rows_that_plain_lists_say(
     assert made.fingerprint() == made.fingerprint()
 
 
-@given(view=views(depth=2), size=st.integers(1, 9), seed=st.integers(0, 3))
-def test_any_view_is_read_whole_every_epoch(view: Any, size: int, seed: int) -> None:
-    made, rows = view
-    if not rows:
-        return
-    reader = hr.Reader(made, seed=seed, max_epochs=1)
-    batches = list(iter(lambda: reader.next_batch(size), None))
-    found = [each for batch in batches for each in plain(batch)]
-    assert sorted(found) == sorted(row(k, sign if k else 1) for k, sign in rows)
-
-
 @pytest.mark.parametrize("name", ["words", "steps"])
 def test_a_view_is_packed_by_items_as_its_rows_alone_are(name: str) -> None:
     made = compose.filter(compose.skip(compose.concat(table(range(20)), table(range(40, 60))), 5), odd)
@@ -159,19 +147,6 @@ def test_tables_that_cannot_stand_side_by_side_are_told_why(tables: list[Any], e
 # --- concat ------------------------------------------------------------------------------------------------
 
 
-def test_concat_takes_across_many_parts_in_any_order() -> None:
-    sizes = [3, 0, 1, 40, 0, 2, 17]
-    bounds = [0, *accumulate(sizes)]
-    made = compose.concat(*(table(range(a, a + n)) for a, n in zip(bounds, sizes, strict=False)))
-    assert ids(made) == list(range(63))
-    order = torch.randperm(63, generator=torch.Generator().manual_seed(0))
-    assert plain(made.take(order)) == [row(k) for k in order.tolist()]
-    assert plain(made.take(torch.tensor([62, 0, 0, 3, 62]))) == [row(k) for k in (62, 0, 0, 3, 62)]
-    assert made.take(torch.empty(0, dtype=torch.int64)).rows == 0
-    assert made.rows(3, 3).rows == 0
-    assert made.lengths("words").tolist() == [k % 4 for k in range(63)]
-
-
 def test_concat_of_sparse_rows_with_and_without_values_keeps_both() -> None:
     ones = hr.ArrayTable({"s": Sparse.one_hot(torch.tensor([1, 0]), 3)})
     more = hr.ArrayTable({"s": Sparse(torch.tensor([2]), torch.tensor([0.5]), torch.tensor([0, 1]), 3)})
@@ -220,22 +195,11 @@ def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
 # --- take, skip, filter ------------------------------------------------------------------------------------
 
 
-def test_take_and_skip_of_more_than_there_is_take_all_and_none() -> None:
-    assert ids(compose.head(table(range(4)), 9)) == [0, 1, 2, 3]
-    assert len(compose.skip(table(range(4)), 9)) == 0
-    assert ids(compose.skip(table(range(4)), 0)) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("rows", [-1, 2.5, "3", True, None])
 @pytest.mark.parametrize("cut", [compose.head, compose.skip])
 def test_take_and_skip_want_a_number_of_rows(cut: Callable[..., hr.Table], rows: Any) -> None:
     with pytest.raises(hr.ConfigError, match=rf"{cut.__name__}\(\) takes a number of rows, at least"):
         cut(table(range(4)), rows)
-
-
-def test_take_of_no_rows_is_refused() -> None:
-    with pytest.raises(hr.ConfigError, match="at least 1, got 0"):
-        compose.head(table(range(4)), 0)
 
 
 def test_filter_looks_at_sequences_and_takes_numpy_for_an_answer() -> None:
@@ -291,15 +255,6 @@ def test_a_fingerprint_is_that_of_the_rows_however_often_they_are_put_together()
     again = {name: build(table(range(20))).fingerprint() for name, build in BUILDS.items()}
     assert first == again
     assert len(set(first.values())) == len(first)
-
-
-@pytest.mark.parametrize("name", BUILDS)
-def test_a_cursor_fits_the_same_view_and_no_other(name: str) -> None:
-    cursor = hr.Reader(BUILDS[name](table(range(20)))).state_dict()
-    hr.Reader(BUILDS[name](table(range(20)))).load_state_dict(cursor)
-    other = next(build for each, build in BUILDS.items() if each != name)
-    with pytest.raises(hr.SourceError, match="fingerprint"):
-        hr.Reader(other(table(range(20)))).load_state_dict(cursor)
 
 
 # --- what is no table --------------------------------------------------------------------------------------

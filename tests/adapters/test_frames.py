@@ -9,10 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 from kit.late import pandas as pd
-from kit.late import sparse
 
 import headrace as hr
-from headrace.adapters.adapt import as_table
 from headrace.data.ragged import Ragged
 
 
@@ -110,26 +108,6 @@ def test_batches_readers_and_tables_without_rows_are_arrow_tables_too() -> None:
         open_table(pa.array([1]))
 
 
-def test_nulls_of_an_arrow_table_are_named_by_the_row_in_the_table() -> None:
-    with pytest.raises(hr.DataError, match=r"column 'n' of this table has 1 nulls, the first in row 3"):
-        open_table(pa.table({"n": pa.chunked_array([[1, 2], [3, None]])}))
-
-
-@pytest.mark.parametrize("form", ["csr_matrix", "coo_matrix", "csc_array"])
-def test_a_scipy_matrix_is_a_stream_of_sparse_rows(form: str) -> None:
-    dense = np.array([[0, 1.5, 0], [0, 0, 0], [2, 0, 3]])
-    table = as_table(getattr(sparse, form)(dense))
-    assert str(table.streams[0]) == "x: sparse float64[3]"
-    assert table.rows(0, 3)["x"].to_dense().tolist() == dense.tolist()
-
-
-def test_fit_takes_a_frame() -> None:
-    frame = pd.DataFrame({"x": np.arange(8, dtype=np.float32), "y": np.arange(8, dtype=np.float32) * 2})
-    model = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 1), torch.nn.Flatten(0))
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01))
-    assert trainer.fit(frame, epochs=2, run=None, progress=False) is not None
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -143,20 +121,3 @@ def test_names_that_streams_cannot_have_are_refused(names: list[str], message: s
         open_table(pa.Table.from_arrays([pa.array([1])] * len(names), names=names))
     with pytest.raises(hr.DataError, match=message.replace("table", "frame")):
         open_table(pd.DataFrame([[1] * len(names)], columns=names))
-
-
-def test_the_index_of_a_frame_is_no_stream() -> None:
-    table = pa.Table.from_pandas(pd.DataFrame({"a": [1, 2]}, index=[5, 7]))
-    assert [stream.name for stream in open_table(table).streams] == ["a"]
-
-
-def test_frames_by_name_are_refused_where_the_training_rows_were_mapped_since_they_were_read() -> None:
-    x, y = pd.DataFrame(torch.randn(20, 2).numpy(), columns=["a", "b"]), pd.Series(["no", "yes"] * 10)
-    table = hr.open_table(x.assign(y=y), columns={"x": ["a", "b"], "y": "y"})
-    model = torch.nn.Linear(2, 2)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), inputs="x")
-    trainer.fit(hr.map(table, lambda fields: {**fields, "x": 2 * fields["x"]}), epochs=1, progress=False)
-    for data in (x, y), {"x": x, "y": y}:
-        with pytest.raises(hr.DataError, match=r"changed by map\(.*these frames would be read without"):
-            trainer.predict(data)
-    assert trainer.predict({"x": torch.tensor(x.values.copy())}).shape == (20, 2)

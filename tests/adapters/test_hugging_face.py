@@ -9,7 +9,6 @@ from kit.foreign import first
 import headrace as hr
 from headrace.adapters.adapt import as_data
 from headrace.adapters.iterables import SampleSource
-from headrace.data.views import Concat
 
 
 @pytest.fixture
@@ -71,15 +70,6 @@ def test_the_order_and_the_columns_of_a_hugging_face_dataset_hold(hugging: Any) 
 def test_a_hugging_face_dataset_with_a_transform_is_asked_for_its_rows(hugging: Any) -> None:
     data = rows_of(hugging).with_transform(lambda rows: {"x": [torch.tensor(a) * 2 for a in rows["a"]]})
     assert first(as_data(data), 3, 1)["x"].tolist() == [3.0, 1.0]  # type: ignore[arg-type]
-
-
-def test_large_chunks_stay_where_they_are(hugging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.adapters.huggingface.IN_ONE_PIECE", 1)
-    data = hugging.concatenate_datasets([rows_of(hugging), rows_of(hugging)])
-    table = as_data(data)
-    assert isinstance(table, Concat)
-    assert first(table, 13, 2)["a"].tolist() == [0.5, 1.0]
-    assert dict(table.categories) == {"label": ["no", "yes"]}
 
 
 def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kit import trainees
 from kit.foreign import (
     ALL,
@@ -71,15 +69,6 @@ def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.slow
-def test_a_training_with_worker_processes_resumes_after_any_batch(tmp_path: Path) -> None:
-    whole = trained(LOADERS["two workers"](), None)
-    trained(LOADERS["two workers"](), tmp_path / "run", 9)
-    random.seed(99)
-    assert trained(LOADERS["two workers"](), tmp_path / "run") == whole
-    assert multiprocessing.active_children() == []
-
-
 def test_a_state_that_is_not_exact_is_not_relied_on() -> None:
     """Of torchdata's: it miscounts what it skips of data without state, and draws a foreign order anew."""
     own = torch.utils.data.BatchSampler(RandomSampler(range(ROWS)), SIZE, False)
@@ -103,25 +92,6 @@ def test_a_resume_that_forgets_the_random_numbers_is_another_training(tmp_path: 
 
     source.load_state_dict = forgetful  # type: ignore[method-assign]
     assert trained(source, tmp_path / "run") != whole
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["shuffled", "stateful", "iterable", "own iterable", "a generator"])
-@settings(max_examples=8)
-@given(data=st.data())
-def test_a_source_goes_back_to_where_any_batch_left_it(name: str, data: st.DataObject) -> None:
-    trainees.seed()
-    source = LoaderSource(LOADERS[name]())
-    pulled = [source.pull(1) for _ in range(2 * BATCHES)]
-    after = torch.get_rng_state(), random.getstate()
-    for k in data.draw(st.lists(st.integers(0, BATCHES + 2), max_size=4)):
-        torch.set_rng_state(after[0])
-        random.setstate(after[1])
-        source.load_state_dict(pulled[k].cursor)  # type: ignore[union-attr, arg-type]
-        following = [source.pull(1) for _ in range(BATCHES - 1 - k % BATCHES)]
-        expected = pulled[k + 1 : k + 1 + len(following)]
-        assert [fed(batch) for batch in following] == [fed(batch) for batch in expected]  # type: ignore[arg-type]
-        assert torch.equal(torch.get_rng_state(), after[0])
 
 
 @pytest.mark.slow
@@ -221,11 +191,6 @@ def test_batches_of_every_kind_are_read(batch: Any, fields: dict[str, list[int]]
     assert found.ends_epoch
 
 
-def test_batches_may_differ_in_what_they_are_padded_to() -> None:
-    batches = [(torch.zeros(2, length), torch.zeros(2)) for length in (3, 5, 4)]
-    assert [batch["x"].shape[1] for batch in hr.Feed(LoaderSource(batches))] == [3, 5, 4]
-
-
 def padded(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
     ids = torch.nn.utils.rnn.pad_sequence([row["ids"] for row in batch], batch_first=True)
     return {"ids": ids, "y": torch.tensor([row["y"] for row in batch])}
@@ -265,15 +230,6 @@ def test_data_whose_batches_are_padded_apart_are_trained_on_and_scored(kind: str
     history = reading().fit(train, val=val, test=val, epochs=2, progress=False)
     assert len(history["val/loss"]) == 2
     assert str(hr.LoaderSource(train).streams[0]) == "ids: int64[?]"
-
-
-@pytest.mark.parametrize("kind", PADDED)
-def test_epochs_of_batches_that_are_padded_apart(kind: str) -> None:
-    train, _ = PADDED[kind]
-    widths = [batch["ids"].shape[1] for batch in hr.Feed(hr.LoaderSource(train), batch_size=1)]
-    for macrobatch in ("auto", 100):
-        with hr.Feed(hr.head(train, 4), batch_size=1, macrobatch=macrobatch) as feed:
-            assert [[batch["ids"].shape[1] for batch in feed] for _ in range(2)] == [widths] * 2
 
 
 def test_a_loader_that_stacks_rows_declares_their_shape() -> None:
@@ -392,14 +348,6 @@ def test_a_sampler_that_shares_out_rows_is_refused() -> None:
     sampler = torch.utils.data.DistributedSampler(Samples(), num_replicas=2, rank=0)
     with pytest.raises(hr.ConfigError, match="DistributedSampler gives each worker a share"):
         LoaderSource(DataLoader(Samples(), SIZE, sampler=sampler))
-
-
-def test_workers_of_a_training_each_read_a_part_of_every_batch() -> None:
-    parts = [LoaderSource(LOADERS["a generator"]()) for _ in range(2)]
-    for whole in map(pair_of, LOADERS["a generator"]()):
-        halves = [source.pull(1, hr.Shard(r, 2)) for r, source in enumerate(parts)]
-        assert [n for half in halves for n in half["y"].tolist()] == whole[1]  # type: ignore[index, union-attr]
-        assert {half.total for half in halves} == {len(whole[1])}  # type: ignore[union-attr]
 
 
 # --- samples as sources -----------------------------------------------------------------------------------

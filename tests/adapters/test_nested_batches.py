@@ -71,22 +71,6 @@ def test_text_reaches_a_step_of_one_s_own_as_a_list() -> None:
     assert all(type(text) is str for text in seen)
 
 
-def test_a_training_on_nested_batches_goes_on_bit_for_bit(tmp_path: Any) -> None:
-    def loader() -> DataLoader[Any]:
-        return DataLoader(Rows(), batch_size=4, shuffle=True)
-
-    torch.manual_seed(7)
-    whole = trainer()
-    whole.fit(loader(), epochs=4, progress=False)
-    torch.manual_seed(7)
-    first = trainer()
-    first.fit(loader(), epochs=2, run=tmp_path / "run", progress=False)
-    torch.manual_seed(99)
-    rest = trainer()
-    rest.fit(loader(), epochs=4, run=tmp_path / "run", progress=False)
-    assert torch.equal(whole.model.words.weight, rest.model.words.weight)  # type: ignore[arg-type, union-attr]
-
-
 def test_what_cannot_be_cut_is_refused_where_it_would_have_to_be() -> None:
     with pytest.raises(hr.DataError, match="cannot be cut into rows"):
         trainer(microbatch=2).fit(DataLoader(Rows(), batch_size=4), epochs=1, progress=False)

@@ -1,7 +1,6 @@
 """Datasets of torch as tables, and what is recognised as data of others."""
 
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from kit import trainees
-from kit.foreign import LOADERS, ROWS, Many, Own, Pair, Samples, Stream, first, stateful, trainer_of
+from kit.foreign import LOADERS, Many, Own, Pair, Samples, Stream, first, stateful
 from torch.utils.data import (
     ConcatDataset,
     Subset,
@@ -158,25 +157,6 @@ def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool, 
     assert dataset.threads == {threading.current_thread()}
 
 
-def test_a_connection_that_one_thread_alone_may_use_can_be_read() -> None:
-    class Table(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-        def __init__(self) -> None:
-            self.connection = sqlite3.connect(":memory:")
-            self.connection.execute("create table t (x real)")
-            self.connection.executemany("insert into t values (?)", [(k / 64,) for k in range(64)])
-
-        def __len__(self) -> int:
-            return 64
-
-        def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-            (x,) = self.connection.execute("select x from t where rowid = ?", (i + 1,)).fetchone()
-            return torch.full((3,), x), torch.tensor([x])
-
-    model = torch.nn.Linear(3, 1)
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8)
-    assert trainer.fit(Table(), val=Table(), epochs=2, progress=False).last["step"] == 16
-
-
 def test_a_dataset_that_allows_threads_is_read_ahead_by_others_than_the_one_that_trains() -> None:
     dataset, seen = Meeting(), set[threading.Thread]()
     table = from_dataset(dataset, threads=2)
@@ -284,17 +264,6 @@ def test_samples_that_draw_random_numbers_are_warned_of_and_leave_no_trace() -> 
         assert [each.filename for each in caught] == [__file__], "however deep in the library, the line is the user's"
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1] == random.getstate()
-
-
-def test_a_table_of_samples_is_trained_on_like_any_other() -> None:
-    rows = hr.ArrayTable({"x": torch.arange(ROWS * 2).view(ROWS, 2) / 2, "y": torch.arange(ROWS)})
-    samples = from_dataset(Samples(lambda i: (rows.columns["x"][i], i)))
-    digests = []
-    for data in (rows, samples):
-        trainer = trainer_of(batch_size=4)
-        trainer.fit(data, epochs=2, progress=False)
-        digests.append(trainees.digest(trainer))
-    assert digests[0] == digests[1]
 
 
 # --- what is recognised -----------------------------------------------------------------------------------
