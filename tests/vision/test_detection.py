@@ -1,6 +1,5 @@
 """A detector's losses are those of the formulas, and its updates are the same however a batch is cut."""
 
-import copy
 import math
 from typing import Any
 
@@ -226,40 +225,3 @@ def test_boxes_as_sequences_train_and_score_as_those_that_are_filled_up(workers:
 def test_strides_have_to_be_those_of_the_stages() -> None:
     with pytest.raises(hr.ConfigError, match=r"strides \[4, 8\]; with 3 widths they are powers of 2 that rise to 4"):
         vision.Detector(2, 1, widths=(4, 4, 4), anchors=ANCHORS)
-
-
-@pytest.mark.slow
-def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Any) -> None:
-    def training() -> hr.Trainer:
-        metrics = {"map": vision.MeanAveragePrecision(0.5)}
-        return trainer(vision.Detection(), batch_size=3, metrics=metrics)
-
-    whole = training()
-    whole.fit(batch(), epochs=3, progress=False)
-    first, second = training(), training()
-    first.fit(batch(), steps=4, progress=False, run=tmp_path / "run")
-    second.fit(batch(), epochs=3, progress=False, run=hr.Run(tmp_path / "run", override=True))
-    for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert second.history.last["train/map"] == whole.history.last["train/map"]
-
-
-@pytest.mark.parametrize("microbatch", [None, 2])
-def test_several_workers_make_the_updates_of_one(microbatch: int | None) -> None:
-    def train(strategy: Any = None) -> list[float]:
-        model = detector()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loss = vision.Detection(prior=hr.L2Prior(1e-3))
-        options: dict[str, Any] = {"strategy": strategy, "batch_size": 7, "microbatch": microbatch, "target": "bbox"}
-        hr.Trainer(model, loss, optimizer, device="cpu", **options).fit(batch(), epochs=2, progress=False)
-        return [param.sum().item() for param in model.parameters()]
-
-    assert hr.launch(train, workers=2) == pytest.approx(train(), abs=1e-5)
-
-
-def test_the_terms_of_a_detection_are_copies_that_it_keeps() -> None:
-    focal = hr.Focal(ignore_index=vision.NONE)
-    kept = copy.copy(vars(focal))
-    objective = vision.Detection(focal, class_heads_weight=2.0)
-    assert objective.focal.coefficient == 2
-    assert vars(focal) == kept

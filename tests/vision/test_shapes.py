@@ -15,10 +15,6 @@ def test_a_seed_gives_the_same_images_and_another_seed_others() -> None:
     assert not torch.equal(one.image, other.image)
 
 
-def test_the_first_images_of_many_are_those_of_few() -> None:
-    assert torch.equal(draw_shapes(3, seed=1).image, draw_shapes(9, seed=1).image[:3])
-
-
 def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
     drawn = draw_shapes(20, max_shapes=1, seed=3)
     for mask, label, boxes in zip(drawn.segmentation_image, drawn.image_label_id, drawn.bbox, strict=True):
