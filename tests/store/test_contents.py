@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from kit.small import same
 from torch import Tensor
 
 from headrace.errors import CheckpointError, CorruptError
@@ -14,16 +15,6 @@ from headrace.store.codec import _NAMES, encode, from_json, parse_tensors, tenso
 from headrace.store.contents import Contents
 
 DTYPES = list(_NAMES)
-
-
-def raw(tensor: Tensor) -> list[int]:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
-
-
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
-        (found[k].dtype, found[k].shape, raw(found[k])) == (v.dtype, v.shape, raw(v)) for k, v in expected.items()
-    )
 
 
 def of(dtype: torch.dtype) -> dict[str, Tensor]:
