@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.own_data import Elsewhere
 from kit.sequence_parts import (
     DATA,
     GENERATOR,
@@ -24,6 +25,7 @@ from kit.sequence_parts import (
     tagger,
     weights,
 )
+from kit.small import stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -97,11 +99,6 @@ def test_a_recurrent_net_on_packed_sequences_is_one_on_each_of_them(microbatch: 
         found.append((weights(model), history.last["train/loss"]))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-5)
-
-
-def test_an_empty_sequence_cannot_be_packed_and_is_named() -> None:
-    with pytest.raises(hr.DataError, match=r"row 1 is an empty sequence.*Drop it"):
-        make(Recurrent(), hr.CrossEntropy(), "tags").fit(OPEN, epochs=1, progress=False)
 
 
 def test_views_of_a_stream_are_passed_by_name() -> None:
@@ -210,39 +207,7 @@ def test_batches_may_count_words(table: hr.Table) -> None:
     assert sum(items for _, items, _ in seen) / len(seen) > 18
 
 
-@pytest.mark.parametrize("size", [1, 6])
-def test_a_sequence_longer_than_the_size_is_a_batch_of_its_own(size: int) -> None:
-    trainer = make(tagger(TAGS), hr.CrossEntropy(), "tags", batch_size=size)
-    seen = list[tuple[int, int]]()
-    trainer.model.register_forward_hook(lambda m, given, out: seen.append((len(given[0]), given[0].items)))
-    trainer.fit(hr.Reader(hr.ArrayTable(DATA), count="words"), epochs=1, progress=False)
-    assert all(items <= size or rows == 1 for rows, items in seen)
-    assert sum(items for _, items in seen) == ITEMS
-
-
 # --- resume ------------------------------------------------------------------------------------------------
-
-
-class Elsewhere(hr.Table):
-    """The same rows, read by a thread."""
-
-    thread_safe = True
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self._table = hr.ArrayTable(columns)
-
-    @property
-    def streams(self) -> Any:
-        return self._table.streams
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return self._table.take(indices)
-
-    def lengths(self, stream: str) -> Tensor:
-        return self._table.lengths(stream)
 
 
 @pytest.mark.slow
@@ -260,21 +225,7 @@ def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(
     def data() -> Any:
         return hr.Reader(table(OPEN), seed=2, count=count)
 
-    whole = trainer()
-    rows = whole.fit(data(), DATA, epochs=2, log_every="3 steps", progress=False).rows
-    steps = rows[-1]["step"]
-    assert steps > 7
-    for step in (1, steps // 2, steps - 1):
-        run = tmp_path / f"run-{step}"
-        for info in trainer().steps(data(), DATA, epochs=2, log_every="3 steps", run=run):
-            if info.step == step:
-                break
-        resumed = trainer()
-        history = resumed.fit(
-            data(), DATA, epochs=2, log_every="3 steps", run=hr.Run(run, resume="must"), progress=False
-        )
-        assert torch.equal(weights(resumed.model), weights(whole.model))
-        assert history.rows == rows
+    stop_and_resume(trainer, [1, 4, 7], tmp_path, data, epochs=2, val=DATA, log_every="3 steps")
 
 
 class Dropped(Tagger):

@@ -12,9 +12,7 @@ from kit.sampled import sampled
 from kit.sequence_parts import (
     CASES,
     DATA,
-    IDS,
     ITEMS,
-    LENGTHS,
     OFFSETS,
     OPEN,
     ROWS,
@@ -175,18 +173,6 @@ def test_metrics_leave_out_the_items_that_are_ignored() -> None:
     assert found == pytest.approx(accuracy_score(DATA["ignored"].values[kept], guess[kept]))
 
 
-def test_metrics_of_numbers_are_over_the_items() -> None:
-    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
-
-    model = tagger(1, squeeze=True)
-    found = make(model, hr.MSE(), "number", metrics=["mse", "mae", "r2"]).validate(OPEN)
-    with torch.no_grad():
-        guess = OPEN["tokens"].with_padded(model.padded(OPEN["tokens"].padded())).values.double()
-    truth = OPEN["number"].values.double()
-    expected = mean_squared_error(truth, guess), mean_absolute_error(truth, guess), r2_score(truth, guess)
-    assert [found[f"val/{name}"] for name in ("mse", "mae", "r2")] == pytest.approx(expected, rel=1e-6)
-
-
 # --- forms of outputs --------------------------------------------------------------------------------------
 
 
@@ -264,15 +250,6 @@ def test_a_label_out_of_range_is_named_with_its_stream_and_row_before_the_first_
     assert torch.equal(weights(model), before)
 
 
-def test_a_label_out_of_range_among_the_validation_data_is_named() -> None:
-    tags = DATA["tags"].values.clone()
-    tags[-1] = -2
-    with pytest.raises(hr.DataError, match=r"val data: stream 'tags'.*label -2 is out of range"):
-        make(tagger(TAGS), hr.CrossEntropy(), "tags").fit(
-            DATA, {**DATA, "tags": ragged(tags)}, epochs=1, progress=False
-        )
-
-
 def test_a_number_that_is_not_finite_is_found_in_sequences_by_a_scan() -> None:
     number = DATA["number"].values.clone()
     number[int(OFFSETS[31])] = float("nan")
@@ -280,41 +257,6 @@ def test_a_number_that_is_not_finite_is_found_in_sequences_by_a_scan() -> None:
         make(tagger(1, squeeze=True), hr.MSE(), "number").fit(
             {**DATA, "number": ragged(number)}, epochs=1, scan=True, progress=False
         )
-
-
-@pytest.mark.parametrize(
-    ("changed", "error"),
-    [
-        (
-            {"tokens": torch.zeros(ROWS, dtype=torch.int64)},
-            r"val data have tokens: int64\[\] where .* tokens: sequences",
-        ),
-        ({"words": DATA["words"].values[:ROWS]}, r"words: sparse float32\[20\] where .*words: sparse sequences of"),
-        ({"words": ragged(Sparse.one_hot(IDS, WORDS + 1))}, r"float32\[21\] where .*float32\[20\]"),
-        ({"tags": ragged(IDS.int())}, r"tags: sequences of int32"),
-    ],
-)
-def test_validation_data_of_another_kind_are_refused_before_the_first_update(changed: Any, error: str) -> None:
-    model = tagger(TAGS)
-    before = weights(model)
-    with pytest.raises(hr.DataError, match=error):
-        make(model, hr.CrossEntropy(), "tags").fit(DATA, {**DATA, **changed}, epochs=1, progress=False)
-    assert torch.equal(weights(model), before)
-
-
-def test_dense_outputs_for_a_dense_target_beside_sequences_are_as_ever() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(1, 2)
-
-        def forward(self, tokens: Ragged) -> Tensor:
-            return self.out(tokens.lengths[:, None].float())
-
-    rows = {"tokens": DATA["tokens"], "y": (LENGTHS > 3).long()}
-    model = Counts()
-    history = make(model, hr.CrossEntropy(), "y", metrics=["accuracy"]).fit(rows, rows, epochs=30, progress=False)
-    assert history.last["val/accuracy"] > 0.8
 
 
 # --- empty sequences ---------------------------------------------------------------------------------------
