@@ -269,7 +269,7 @@ def test_a_size_holds_up_to_the_next_point(points: dict[int, int], samples: int)
     schedule.clear()  # it is not kept
     expected = next((points[k] for k in sorted(points, reverse=True) if k <= samples), 7)
     assert at(samples) == expected
-    left = held.left(Counters(samples=samples))
+    left = held.rows_until_change(Counters(samples=samples))
     if left is None:
         assert at(10**9) == expected
     else:

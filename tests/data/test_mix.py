@@ -200,12 +200,3 @@ def test_the_cursor_of_another_mix_is_refused(sizes: tuple[int, int], options: A
     cursor = mixed(90, 30, weights=[2, 1]).state_dict()
     with pytest.raises(hr.SourceError, match=differs):
         mixed(*sizes, **options).load_state_dict(cursor)
-
-
-# --- errors ------------------------------------------------------------------------------------------------
-
-
-def test_tables_with_draws_of_their_own_are_not_mixed() -> None:
-    table = compose.map(numbered(9, 0), lambda fields, draws: {"id": fields["id"] + draws.integers(0, 2)})
-    with pytest.raises(hr.ConfigError, match=r"mix\(\)"):
-        compose.mix([table, table], [1, 1])
