@@ -169,10 +169,27 @@ def test_workers_take_every_other_sequence_and_a_limit_counts_what_all_have_read
     assert counted(parts[1], *sizes, num_data_partitions=2, partition_index=1) == [4, 5, 3, 0, 0, 0]
 
 
+def test_shuffled_minibatches_of_a_worker_have_the_sizes_that_cntks_own_test_expects(make: Make) -> None:
+    text = "".join(f"{k}\t|S0 {k}\n" for k, length in enumerate(LENGTHS) for _ in range(length))
+    source = make(text, max_sweeps=1)
+    assert counted(source, *[10] * 6, num_data_partitions=2, partition_index=0) == [5, 4, 4, 5, 7, 0]
+
+
 def test_a_shuffled_file_of_one_chunk_is_read_by_worker_0_alone(make: Make) -> None:
     first, second = make(FOUR, max_sweeps=1), make(FOUR, max_sweeps=1)
     assert counted(first, 4, 4, 4, num_data_partitions=2, partition_index=0) == [2, 2, 0]
     assert counted(second, 4, num_data_partitions=2, partition_index=1) == [0]
+
+
+def test_workers_share_the_chunks_of_a_shuffled_deserializer() -> None:
+    found = []
+    for own in range(2):
+        source = MinibatchSource(Chunks(6, 4, 2), randomization_window_in_chunks=2, max_sweeps=1)
+        seen = []
+        while batch := source.next_minibatch(5, None, None, 2, own):
+            seen += [int(each[0][0][0]) for each in batch[source["x"]].as_sequences()]
+        found.append(sorted(seen))
+    assert found == [[0] * 4 + [2] * 4 + [4] * 4, [1] * 4 + [3] * 4 + [5] * 4]
 
 
 @pytest.mark.parametrize("randomize", [False, True])
@@ -189,7 +206,7 @@ def test_a_source_goes_back_to_any_of_its_states(make: Make, randomize: bool) ->
     for state, wanted in zip(states, seen, strict=False):
         source.current_position = state
         assert source.next_minibatch(7)[source["features"]].asarray().ravel().tolist() == wanted
-    with pytest.raises(ValueError, match="it has no 'sweep'"):
+    with pytest.raises(ValueError, match="it has no 'samples'"):
         source.restore_from_checkpoint({})
 
 

@@ -1,7 +1,7 @@
-"""Where the sequences of a `MinibatchSource` come from: text files, and what users write."""
+"""Where the sequences of a `MinibatchSource` come from, as tables: text files, and what users write."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....data.batch import Stream
+from ....adapters.compose import zip as zip_tables
+from ....data.batch import Batch, Stream
 from ....data.ragged import Ragged
 from ....data.source import Table
 from ....errors import ConfigError, SourceError
@@ -20,25 +21,6 @@ from ..variables import as_shape
 from .streams import StreamInformation
 
 CHUNK_BYTES = 32 << 20
-
-
-class Corpus(ABC):
-    """Sequences in chunks: how long they are, and the sequences by their numbers."""
-
-    streams: list[StreamInformation]
-
-    @property
-    @abstractmethod
-    def chunks(self) -> int:
-        """How many chunks there are."""
-
-    @abstractmethod
-    def lengths(self, chunk: int) -> Any:
-        """The samples of each sequence of a chunk: what a minibatch size counts."""
-
-    @abstractmethod
-    def take(self, chunks: Any, places: Any) -> Mapping[str, Ragged]:
-        """The sequences at these places of these chunks, by stream."""
 
 
 class CTFDeserializer:
@@ -73,7 +55,7 @@ class CTFDeserializer:
         streams = [
             Stream(
                 name,
-                (int(np.prod(as_shape(each["dim"]))),),
+                (prod(as_shape(each["dim"])),),
                 layout="sparse" if each["is_sparse"] else "dense",
                 sequence=True,
             )
@@ -82,51 +64,6 @@ class CTFDeserializer:
         return open_ctf(
             self.filename, streams, fields={name: each["stream_alias"] for name, each in self.definitions.items()}
         )
-
-
-class TextCorpus(Corpus):
-    """Text files whose sequences belong together, one by one."""
-
-    def __init__(self, files: Sequence[CTFDeserializer]) -> None:
-        self.streams = []
-        self._tables: list[tuple[Table, list[str]]] = []
-        for file in files:
-            names = list(file.definitions)
-            self.streams += file.streams(len(self.streams))
-            self._tables.append((file.table(), names))
-        rows = {len(table) for table, _ in self._tables}
-        if len(rows) > 1:
-            listed = ", ".join(f"{len(t)} in {f.filename}" for (t, _), f in zip(self._tables, files, strict=True))
-            raise SourceError(f"files that are read together have a sequence each for every id, got {listed}.")
-        self._rows = rows.pop()
-        if not self._rows:
-            raise SourceError(f"{files[0].filename} holds no sequences.")
-        counts = {n: np.asarray(table.lengths(n)) for table, names in self._tables for n in names}
-        defining = _sizing(self.streams)
-        self._counts = counts[defining[0]] if defining else np.max(list(counts.values()), axis=0)
-        size = sum(Path(file.filename).stat().st_size for file in files)
-        self._bounds = np.linspace(0, self._rows, min(self._rows, -(-size // CHUNK_BYTES)) + 1).astype(np.int64)
-
-    @property
-    def chunks(self) -> int:
-        return len(self._bounds) - 1
-
-    def lengths(self, chunk: int) -> Any:
-        return self._counts[self._bounds[chunk] : self._bounds[chunk + 1]]
-
-    def take(self, chunks: Any, places: Any) -> Mapping[str, Ragged]:
-        rows = torch.from_numpy(self._bounds[chunks] + places)
-        found: dict[str, Ragged] = {}
-        for table, names in self._tables:
-            batch = table.take(rows)
-            for name in names:
-                field = batch[name]
-                assert isinstance(field, Ragged)
-                shape = next(s.sample_shape for s in self.streams if s.m_name == name)
-                if isinstance(field.values, Tensor) and len(shape) > 1:
-                    field = field.with_values(field.values.view(-1, *shape))
-                found[name] = field
-        return found
 
 
 class UserDeserializer:
@@ -146,42 +83,54 @@ class UserDeserializer:
         raise NotImplementedError("UserDeserializer: override get_chunk(chunk_id).")
 
 
-class UserCorpus(Corpus):
-    """The chunks of a `UserDeserializer`; the last few that were read are kept."""
+class _Chunks(Table):
+    """The sequences of a `UserDeserializer`, chunk after chunk; the last `keep` chunks that were read are kept.
+
+    Every chunk is read once when the table is made, for the lengths of its sequences.
+    """
 
     def __init__(self, deserializer: UserDeserializer, keep: int) -> None:
-        self._deserializer, self._keep = deserializer, max(2, keep + 1)
-        self.streams = list(deserializer.stream_infos())
+        self._deserializer, self._keep = deserializer, keep
+        self._infos = list(deserializer.stream_infos())
         self._held: dict[int, dict[str, Ragged]] = {}
+        read = [{n: f.host_offsets.diff() for n, f in self._chunk(k).items()} for k in range(deserializer.num_chunks())]
+        if not read:
+            raise SourceError(f"{type(deserializer).__name__}.num_chunks() gave 0: there is nothing to read.")
+        self._lengths = {info.m_name: torch.cat([each[info.m_name] for each in read]) for info in self._infos}
+        self._starts = np.cumsum([0, *(len(each[self._infos[0].m_name]) for each in read)])
+        self.block = -(-len(self) // len(read))
+        self._streams = [Stream.of(name, field) for name, field in self._chunk(0).items()]
 
     @property
-    def chunks(self) -> int:
-        return self._deserializer.num_chunks()
+    def streams(self) -> Sequence[Stream]:
+        return self._streams
 
-    def lengths(self, chunk: int) -> Any:
-        fields = self._chunk(chunk)
-        defining = _sizing(self.streams) or list(fields)
-        return np.max([np.asarray(fields[name].host_offsets.diff()) for name in defining], axis=0)
+    def __len__(self) -> int:
+        return int(self._starts[-1])
 
-    def take(self, chunks: Any, places: Any) -> Mapping[str, Ragged]:
-        runs = np.flatnonzero(np.diff(chunks, prepend=-1))
-        stops = [*runs[1:], len(chunks)]
+    def lengths(self, stream: str) -> Tensor:
+        return self._lengths[stream]
+
+    def take(self, indices: Tensor) -> Batch:
+        places = indices.numpy()
+        chunks = np.searchsorted(self._starts, places, "right") - 1
         parts = [
-            {n: f.take(torch.from_numpy(places[a:b])) for n, f in self._chunk(int(chunks[a])).items()}
-            for a, b in zip(runs, stops, strict=True)
+            {n: f.take(torch.from_numpy(places[chunks == k] - self._starts[k])) for n, f in self._chunk(int(k)).items()}
+            for k in (np.unique(chunks) if len(chunks) else [0])
         ]
-        return {name: Ragged.cat([part[name] for part in parts]) for name in parts[0]}
+        back = torch.from_numpy(np.argsort(np.argsort(chunks, kind="stable"), kind="stable"))
+        return Batch({name: Ragged.cat([part[name] for part in parts]).take(back) for name in parts[0]})
 
     def _chunk(self, chunk: int) -> dict[str, Ragged]:
         if chunk not in self._held:
             while len(self._held) >= self._keep:
                 self._held.pop(next(iter(self._held)))
             given = self._deserializer.get_chunk(chunk)
-            if missing := [s.m_name for s in self.streams if s.m_name not in given]:
+            if missing := [info.m_name for info in self._infos if info.m_name not in given]:
                 raise SourceError(
                     f"chunk {chunk} has no stream {missing[0]!r}: get_chunk() returns one entry for each."
                 )
-            self._held[chunk] = {s.m_name: _sequences(given[s.m_name], s) for s in self.streams}
+            self._held[chunk] = {info.m_name: _sequences(given[info.m_name], info) for info in self._infos}
         return self._held[chunk]
 
 
@@ -201,22 +150,50 @@ def _sequences(given: Any, stream: StreamInformation) -> Ragged:
     return Ragged(torch.tensor(array), offsets_of([1] * len(array)))
 
 
-def corpus_of(deserializers: Any, keep: int) -> Corpus:
-    """The sequences that these deserializers read together."""
+class Sized(Table):
+    """A table whose lengths are what minibatch sizes count: the items of one stream, or of each sequence's longest."""
+
+    chunk_rows = 1
+    """How many rows of text workers share together where the order is random."""
+
+    def __init__(self, table: Table, infos: Sequence[StreamInformation]) -> None:
+        defining = [info.m_name for info in infos if info.defines_mb_size]
+        if len(defining) > 1:
+            raise ConfigError(f"one stream defines the minibatch size, got {', '.join(defining)}.")
+        self._table, self.infos, self.block = table, list(infos), table.block if isinstance(table, _Chunks) else None
+        names = defining or [info.m_name for info in infos]
+        self.sizes = torch.stack([torch.as_tensor(table.lengths(name)) for name in names]).amax(0)
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._table.streams
+
+    def fingerprint(self) -> str:
+        return self._table.fingerprint()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def lengths(self, stream: str) -> Tensor:
+        return self.sizes
+
+    def take(self, indices: Tensor) -> Batch:
+        return self._table.take(indices)
+
+
+def opened(deserializers: Any, keep: int) -> Sized:
+    """The sequences that these deserializers read together, a row for each; of a user's, `keep` chunks are kept."""
     listed = list(deserializers) if isinstance(deserializers, list | tuple) else [deserializers]
-    users = [each for each in listed if isinstance(each, UserDeserializer)]
-    if users and len(listed) > 1:
-        raise ValueError("a UserDeserializer is read alone: put what belongs together into one.")
-    if users:
-        return UserCorpus(users[0], keep)
+    if len(listed) == 1 and isinstance(listed[0], UserDeserializer):
+        return Sized(_Chunks(listed[0], keep), listed[0].stream_infos())
+    if any(isinstance(each, UserDeserializer) for each in listed):
+        raise ConfigError("a UserDeserializer is not read together with others. Put what belongs together into one.")
     if wrong := [each for each in listed if not isinstance(each, CTFDeserializer)]:
         raise ConfigError(f"a MinibatchSource reads CTFDeserializers or a UserDeserializer, got {wrong[0]!r}.")
-    return TextCorpus(listed)
-
-
-def _sizing(streams: Sequence[StreamInformation]) -> list[str]:
-    """The stream that minibatch sizes count, if one is named."""
-    found = [each.m_name for each in streams if each.defines_mb_size]
-    if len(found) > 1:
-        raise ConfigError(f"one stream defines the minibatch size, got {', '.join(found)}.")
-    return found
+    infos: list[StreamInformation] = []
+    for file in listed:
+        infos += file.streams(len(infos))
+    sized = Sized(zip_tables(*(file.table() for file in listed)), infos)
+    size = sum(Path(file.filename).stat().st_size for file in listed)
+    sized.chunk_rows = max(1, len(sized) * CHUNK_BYTES // max(size, CHUNK_BYTES))
+    return sized

@@ -1,18 +1,24 @@
-"""Minibatches of whole sequences: in order or shuffled, over sweeps, shared by workers."""
+"""Minibatches of sequences, which a `Reader` reads: in order or shuffled, over sweeps, shared by workers."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ....data.order import Order
+from ....data.ragged import Ragged
+from ....data.reader import Reader
+from ....data.reading import Reading
 from ....errors import ConfigError
 from .._native import hint
 from ..core import Value
 from ..device import DeviceDescriptor, chosen
 from ..logging import TraceLevel
 from ..variables import Record
-from .deserializers import corpus_of
+from .deserializers import opened
 from .streams import (
     DEFAULT_RANDOMIZATION_WINDOW_IN_CHUNKS,
     FULL_DATA_SWEEP,
@@ -23,14 +29,36 @@ from .streams import (
 )
 
 Minibatch = dict[Any, MinibatchData]
-FINISHED: Minibatch = {}
+
+
+KEY = 44  # of the orders that there are: by this one the test in CNTK's wheel finds minibatches of the sizes it expects
+MANY = 1 << 62  # samples, that no training has
+
+
+class _SweepOrder(Order):
+    """An order that shuffles each sweep as the first one of a source whose seed is greater by its number."""
+
+    def at(self, epoch: int, positions: Any) -> Any:
+        return _of_sweep(self.n, self.kind, self.seed + epoch, self.block, self.mix).at(KEY, positions)
+
+
+@lru_cache(4)
+def _of_sweep(n: int, kind: str, seed: int, block: int, mix: int) -> Order:
+    return Order(n, kind, seed=seed, block=block, mix=mix)
+
+
+class _Reading(Reading):
+    """A reading whose batches may cross any number of sweeps."""
+
+    def cuts(self, start: int, size: int, batches: int) -> list[int]:
+        return [start, start + size]
 
 
 class MinibatchSource:
     """Minibatches of the sequences that deserializers read, until a number of samples or of sweeps is reached.
 
-    A minibatch has whole sequences, as many as fit its size, and at least one. It may cross sweeps. Several workers
-    share sequences by their running number, or chunks where the order is random.
+    A minibatch has as many sequences as fit its size, and at least one. It may cross sweeps. Several workers share
+    sequences by their running number, or chunks where the order is random.
     """
 
     def __init__(
@@ -59,13 +87,17 @@ class MinibatchSource:
         if max_samples == FULL_DATA_SWEEP:
             max_samples, max_sweeps = INFINITELY_REPEAT, 1
         random = randomize and bool(window or randomization_window_in_samples)
-        self._window = max(1, window or 1) if random else 0
-        self._corpus = corpus_of(deserializers, self._window)
-        self._infos = self._corpus.streams
+        window = max(1, window)
+        table = opened(deserializers, window + 1)
+        order = ("blocks" if table.block else "full") if random else "none"
+        mix = window if order == "blocks" else 1
+        swept = _SweepOrder(len(table), order, seed=randomization_seed, block=table.block, mix=mix)
+        self._infos, self._sizes, self._chunk = table.infos, table.sizes.numpy(), table.block or table.chunk_rows
         self.streams = Record(**{info.m_name: info for info in self._infos})
-        self._samples, self._sweeps, self._seed = max_samples, max_sweeps, randomization_seed
-        self._sweep = self._group = self._index = self._sequence = self._position = 0
-        self._order: tuple[Any, ...] | None = None
+        self._limit, self._sweeps, self._seen, self._is_random = min(max_samples, MANY), max_sweeps, 0, random
+        self._reader = Reader(table, "none")
+        self._end = MANY if max_sweeps == INFINITELY_REPEAT else max_sweeps * len(table)
+        self._reader.reading = _Reading(table, swept, crosses=True)
 
     def stream_infos(self) -> list[StreamInformation]:
         return list(self._infos)
@@ -77,7 +109,7 @@ class MinibatchSource:
         return self.stream_info(name)
 
     def is_infinite(self) -> bool:
-        return self._samples == INFINITELY_REPEAT and self._sweeps == INFINITELY_REPEAT
+        return self._limit == MANY and self._sweeps == INFINITELY_REPEAT
 
     def next_minibatch(
         self,
@@ -95,107 +127,71 @@ class MinibatchSource:
                 f"{minibatch_size_in_samples} samples and partition {own} of {count}."
             )
         share = minibatch_size_in_samples // count + (own < minibatch_size_in_samples % count)
-        chunks, places, ends = self._picked(max(1, share), count, own)
-        if not len(chunks):
+        reader, begin = self._reader, self._reader.position
+        stop = self._stop(begin, max(1, share), count, own)
+        batch = reader.next_batch(stop - begin) if stop > begin else None
+        if batch is None:
             return {}
-        fields = self._corpus.take(chunks, places)
+        mine = self._is_mine(begin, stop, count, own)
+        self._seen += int(self._lengths(begin, stop).sum())
+        ends = stop // len(self._sizes) > begin // len(self._sizes)
         found: Minibatch = {}
-        for info in self._infos:
-            rows = fields[info.m_name]
-            value = Value.over(rows.to(chosen(device)))
-            found[info] = MinibatchData(value, len(rows), rows.items, ends)
-        if not input_map:
-            return found
-        return by_variable(found, input_map)
+        for info in self._infos if mine.any() else ():
+            rows = batch[info.m_name]
+            assert isinstance(rows, Ragged)
+            rows = rows if count == 1 else rows.take(torch.from_numpy(np.flatnonzero(mine)))
+            if isinstance(rows.values, Tensor):
+                rows = rows.with_values(rows.values.view(-1, *info.sample_shape))
+            found[info] = MinibatchData(Value.over(rows.to(chosen(device))), len(rows), rows.items, ends)
+        return by_variable(found, input_map) if input_map and found else found
 
-    def _picked(self, share: int, count: int, own: int) -> tuple[Any, Any, bool]:
-        """Chunks and places of the next sequences of this partition, and whether a sweep ends there."""
-        limit = min(share, self._samples - self._position)
-        picked: list[tuple[Any, Any]] = []
-        total, ends = 0, False
-        if self._window and own and self._corpus.chunks <= own:
-            return np.zeros(0), np.zeros(0), False  # there are fewer chunks than partitions
-        while self._position < self._samples and self._sweep < self._sweeps:
-            chunks, places, lengths, turns = self._run()
-            stop = self._index + max(1024, (limit + 1) * count)
-            part = slice(self._index, stop)
-            lens = lengths[part]
-            mine = (turns[part] if self._window else self._sequence + np.arange(len(lens))) % count == own
-            starts = self._position + np.cumsum(lens) - lens
-            taken = int(np.searchsorted(starts, self._samples)) if self._samples < INFINITELY_REPEAT else len(lens)
-            sums = total + np.cumsum(lens * mine)
-            first = int(np.searchsorted(sums, limit))
-            done = first < len(sums) or taken < len(lens)
-            if first < len(sums):
-                alone = sums[first] > limit and not picked and not mine[:first].any()
-                taken = min(taken, first + (sums[first] == limit or alone))
-            keep = mine[:taken]
-            if keep.any():
-                picked.append((chunks[part][:taken][keep], places[part][:taken][keep]))
-            total += int((lens[:taken] * keep).sum())
-            ends |= self._advance(taken, int(lens[:taken].sum()), len(lengths))
-            if done:
+    def _stop(self, begin: int, room: int, count: int, own: int) -> int:
+        """The position at which a minibatch of this partition ends that begins here."""
+        if self._is_random and own * self._chunk >= len(self._sizes):
+            return begin  # there are fewer chunks than partitions
+        stop, passed, total = begin, self._seen, 0
+        room = min(room, self._limit - passed)
+        while stop < self._end and passed < self._limit:
+            reach = min(self._end, stop + (room + 1) * count + 1024)
+            lengths, mine = self._lengths(stop, reach), self._is_mine(stop, reach, count, own)
+            sums = total + np.cumsum(lengths * mine)
+            full = int(np.searchsorted(sums, room))  # the sequence with which it has as many samples as it may have
+            fits = full < len(sums) and (sums[full] == room or not (total or mine[:full].any()))
+            allowed = int(np.searchsorted(passed + np.cumsum(lengths) - lengths, self._limit))
+            taken = min(full + fits, allowed)
+            stop, passed, total = (
+                stop + taken,
+                passed + int(lengths[:taken].sum()),
+                int(sums[taken - 1] if taken else total),
+            )
+            if taken < len(lengths) or fits:
                 break
-        joined = [np.concatenate(each) for each in zip(*picked, strict=True)] if picked else [np.zeros(0)] * 2
-        return joined[0], joined[1], ends
+        return stop
 
-    def _advance(self, sequences: int, samples: int, held: int) -> bool:
-        """Goes on; whether a sweep has ended."""
-        self._index += sequences
-        self._sequence += sequences
-        self._position += samples
-        if self._index < held:
-            return False
-        self._index, self._group = 0, self._group + 1
-        if self._group < -(-self._corpus.chunks // max(1, self._window)):
-            return False
-        self._group, self._sweep = 0, self._sweep + 1
-        return True
+    def _lengths(self, begin: int, stop: int) -> Any:
+        return self._sizes[self._reader.reading.rows(begin, stop)]
 
-    def _run(self) -> tuple[Any, Any, Any, Any]:
-        """The run of sequences at hand: chunks, places in them, lengths, and the running numbers of the chunks."""
-        key = self._sweep if self._window else 0, self._group
-        if self._order is None or self._order[0] != key:
-            order = np.arange(self._corpus.chunks)
-            if self._window:
-                order = Order(self._corpus.chunks, "full", seed=self._seed + self._sweep).indices(0, 0, len(order))
-                order = np.asarray(order)
-            width = max(1, self._window)
-            turns = np.arange(self._group * width, min(len(order), (self._group + 1) * width))
-            lengths = [self._corpus.lengths(int(order[turn])) for turn in turns]
-            sizes = [len(each) for each in lengths]
-            columns = [
-                np.repeat(order[turns], sizes),
-                np.concatenate([np.arange(size) for size in sizes]),
-                np.concatenate(lengths),
-                np.repeat(turns, sizes),
-            ]
-            if self._window:
-                within = Order(len(columns[0]), "full", seed=self._seed + self._sweep)
-                shuffled = np.asarray(within.indices(self._group + 1, 0, len(columns[0])))
-                columns = [column[shuffled] for column in columns]
-            self._order = (key, *columns)
-        return self._order[1], self._order[2], self._order[3], self._order[4]
+    def _is_mine(self, begin: int, stop: int, count: int, own: int) -> Any:
+        """Which of the sequences between these positions are those of a partition."""
+        numbers = self._reader.reading.rows(begin, stop) // self._chunk if self._is_random else np.arange(begin, stop)
+        return numbers % count == own
 
-    def get_checkpoint_state(self) -> dict[str, int]:
-        return {name: int(getattr(self, f"_{name}")) for name in _STATE}
+    def get_checkpoint_state(self) -> dict[str, Any]:
+        return {**self._reader.state_dict(), "samples": self._seen}
 
-    def restore_from_checkpoint(self, checkpoint: Mapping[str, int]) -> None:
-        if missing := [name for name in _STATE if name not in checkpoint]:
-            raise ConfigError(f"this is no state of a MinibatchSource: it has no {missing[0]!r}.")
-        for name in _STATE:
-            setattr(self, f"_{name}", int(checkpoint[name]))
+    def restore_from_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        if "samples" not in checkpoint:
+            raise ConfigError("this is no state of a MinibatchSource: it has no 'samples'.")
+        self._reader.load_state_dict(dict(checkpoint))
+        self._seen = int(checkpoint["samples"])
 
     @property
-    def current_position(self) -> dict[str, int]:
+    def current_position(self) -> dict[str, Any]:
         return self.get_checkpoint_state()
 
     @current_position.setter
-    def current_position(self, position: Mapping[str, int]) -> None:
+    def current_position(self, position: Mapping[str, Any]) -> None:
         self.restore_from_checkpoint(position)
-
-
-_STATE = ("sweep", "group", "index", "sequence", "position")
 
 
 def by_variable(minibatch: Minibatch, input_map: Mapping[Any, StreamInformation]) -> Minibatch:
