@@ -20,7 +20,7 @@ from . import losses as losses
 from . import ops as ops
 from . import train as train
 from . import variables as variables
-from ._native import add_module
+from ._native import add_module, complete
 from ._native import lookup as _lookup
 from .default_options import default_options as default_options
 
@@ -32,7 +32,7 @@ _LOWER = SimpleNamespace(
     training_double_parameter_schedule=learners.schedules.ParameterSchedule,
     ProgressWriter=logging.ProgressWriter,
     InferredDimension=variables.InferredDimension,
-    set_fixed_random_seed=torch.manual_seed,
+    set_fixed_random_seed=lambda seed: torch.manual_seed(seed),
     force_deterministic_algorithms=lambda: torch.use_deterministic_algorithms(True),
 )
 """Names of CNTK's lower layer that programs import."""
@@ -42,6 +42,7 @@ add_module("distributed", train.distributed)
 add_module("cntk_py", _LOWER)
 add_module("io.transforms")
 add_module("layers.typing", layers.typing)
+complete(__name__)
 _PLACES = (ops, losses, learners, initializer, axis, core, _default_options, device, io, train, variables)
 __getattr__ = _lookup("", *_PLACES)
 

@@ -18,6 +18,7 @@ _INSTEAD = {
     "fmeasure": "Natively metrics=['f1'].",
     "universal": "Derive from UserLearner, or natively from torch.optim.Optimizer.",
     "CBFDeserializer": "Keep the text file: CTFDeserializer caches what it has parsed.",
+    "NDArrayView": "Make a Value, or pass the array itself.",
     "io": "Natively read images with headrace.vision.ImageFiles, and speech as a Table of your own.",
     "io.transforms": "Natively change images with headrace.vision.Augment.",
     "TensorBoardProgressWriter": "Natively fit(callbacks=[hr.TensorBoard()]).",
@@ -26,6 +27,8 @@ _INSTEAD = {
     "logging": "Natively the report of a run has a summary of the model; use torch.profiler for traces.",
 }
 """What to use in place of a name, or of the names of a module, that are not offered."""
+_INSIDE = ("_native", "graph", "state")
+"""Modules whose names are none of CNTK's."""
 _ELSE = "Write it with the operations that are there, or as a torch module of a headrace Trainer."
 
 
@@ -66,11 +69,18 @@ def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str]
 
 
 def _is_public(place: ModuleType | SimpleNamespace, name: str) -> bool:
-    """Whether a name is one of CNTK's, not of a library that a module imports."""
+    """Whether a name is one of CNTK's, not of a library that a module imports, or of the inside of the dialect."""
     value = vars(place)[name]
     made = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    ours = made is None or (made.startswith(f"{__package__}.") and made != __name__)
+    ours = made is None or (made.startswith(f"{__package__}.") and made.rpartition(".")[2] not in _INSIDE)
     return not name.startswith("_") and (ours or isinstance(place, SimpleNamespace))
+
+
+def complete(package: str) -> None:
+    """Lets every module of a package say which of its names are CNTK's, and which are not offered."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith(f"{package}.") and "__getattr__" not in vars(module):
+            setattr(module, "__getattr__", lookup(path.removeprefix(f"{package}.")))  # noqa: B010
 
 
 def add_module(name: str, *places: ModuleType | SimpleNamespace) -> None:

@@ -5,9 +5,6 @@ from enum import Enum
 import torch
 
 from ...errors import ConfigError
-from ._native import lookup
-
-__getattr__ = lookup("device")
 
 
 class DeviceKind(Enum):

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from ._native import lookup
 from .ops.elementwise import element_times, elementwise, log, minus, plus
 from .ops.elementwise import square as _square
 from .ops.functions import Function
@@ -59,6 +58,3 @@ def binary_cross_entropy(output: Any, target: Any, name: str = "") -> Any:
     one = minus(1.0, target)
     terms = plus(element_times(target, log(output)), element_times(one, log(minus(1.0, output))))
     return reduce_sum(minus(0.0, terms), name=name)
-
-
-__getattr__ = lookup("losses")
