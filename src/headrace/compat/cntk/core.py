@@ -10,11 +10,9 @@ from torch import Tensor
 from ...data.ragged import Ragged
 from ...data.sparse import Sparse
 from ...errors import DataError
-from ._native import lookup
 from .device import DeviceDescriptor, DeviceKind, chosen, cpu
 from .variables import Shape, Variable, as_shape, torch_type
 
-__getattr__ = lookup("core")
 Held = Tensor | Sparse | Ragged
 
 
@@ -33,50 +31,6 @@ def csr_of(rows: Sparse) -> Any:
     return csr_matrix(parts, shape=(len(host), host.dim))
 
 
-class _Block:
-    """Rows that are held by one name or the other."""
-
-    rows: Held
-
-    @classmethod
-    def over(cls, rows: Held) -> Self:
-        """One of rows that are there."""
-        block = cls.__new__(cls)
-        block.rows = rows
-        return block
-
-    @property
-    def is_sparse(self) -> bool:
-        rows = self.rows.values if isinstance(self.rows, Ragged) else self.rows
-        return isinstance(rows, Sparse)
-
-    def asarray(self) -> Any:
-        """As an array, sequences padded with zeros; sparse rows as a CSR matrix."""
-        return array_of(self.rows)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(self.asarray(), dtype=dtype)
-
-
-class NDArrayView(_Block):
-    """A block of numbers on a device."""
-
-    def __init__(self, shape: Any, data_type: Any = np.float32, device: DeviceDescriptor | None = None) -> None:
-        self.rows = torch.zeros(as_shape(shape), dtype=torch_type(data_type), device=chosen(device))
-
-    @classmethod
-    def from_dense(
-        cls, np_array: Any, device: DeviceDescriptor | None = None, read_only: bool = False, borrow: bool = False
-    ) -> "NDArrayView":
-        if not isinstance(np_array, np.ndarray):
-            raise TypeError(f"data must be of type numpy.ndarray, got {type(np_array).__name__}.")
-        return cls.over(torch.tensor(np_array, device=chosen(device)))
-
-    @property
-    def shape(self) -> Shape:
-        return tuple(self.rows.shape)
-
-
 def array_of(held: Held) -> Any:
     """Rows as an array, sequences padded with zeros; sparse rows as a CSR matrix."""
     if isinstance(held, Sparse):
@@ -84,8 +38,10 @@ def array_of(held: Held) -> Any:
     return (held.padded() if isinstance(held, Ragged) else held).detach().cpu().numpy()
 
 
-class Value(_Block):
+class Value:
     """A minibatch of one stream: samples, or sequences of them."""
+
+    rows: Held
 
     def __init__(
         self,
@@ -109,6 +65,25 @@ class Value(_Block):
             self.rows = torch.zeros(as_shape(shape), dtype=torch_type(dtype), device=where)
         else:
             raise ValueError("either shape and dtype or batch must be provided")
+
+    @classmethod
+    def over(cls, rows: Held) -> Self:
+        """The value of rows that are there."""
+        value = cls.__new__(cls)
+        value.rows = rows
+        return value
+
+    @property
+    def is_sparse(self) -> bool:
+        rows = self.rows.values if isinstance(self.rows, Ragged) else self.rows
+        return isinstance(rows, Sparse)
+
+    def asarray(self) -> Any:
+        """As an array, sequences padded with zeros; sparse rows as a CSR matrix."""
+        return array_of(self.rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.asarray(), dtype=dtype)
 
     @staticmethod
     def create(
@@ -142,8 +117,9 @@ class Value(_Block):
         return Value.over(Ragged(items, offsets_of([len(each) for each in sequences])).to(chosen(device)))
 
     @property
-    def data(self) -> NDArrayView:
-        return NDArrayView.over(self.rows)
+    def data(self) -> "Value":
+        """The numbers alone, which are no other object here."""
+        return self
 
     @property
     def shape(self) -> Shape:
@@ -196,7 +172,7 @@ def offsets_of(lengths: Sequence[int]) -> Tensor:
 
 def _held(batch: Any, dtype: Any) -> Held:
     """Rows of what a Value may be made of."""
-    if isinstance(batch, _Block):
+    if isinstance(batch, Value):
         return batch.rows
     if isinstance(batch, Tensor | Sparse | Ragged):
         return batch
@@ -252,8 +228,8 @@ def _typed(rows: Sparse, dtype: torch.dtype) -> Sparse:
 
 def _held_by(var: Variable, data: Any) -> Held:
     """The rows that data are, or are made of."""
-    block = data if isinstance(data, _Block) else getattr(data, "data", None)  # that of a MinibatchData
-    if isinstance(block, _Block):
+    block = data if isinstance(data, Value) else getattr(data, "data", None)  # that of a MinibatchData
+    if isinstance(block, Value):
         return block.rows
     return data if isinstance(data, Tensor | Sparse | Ragged) else _given(var, data)
 

@@ -59,15 +59,6 @@ def uniform(scale: float, seed: int | None = None) -> Initializer:
     return _by_fans("uniform", lambda i, o: 1.0, "")(scale, seed=seed)
 
 
-def truncated_normal(scale: float, seed: int | None = None) -> Initializer:
-    """Normal with this deviation, drawn again beyond two of them."""
-
-    def draw(value: Tensor, fan_in: int, fan_out: int, generator: Any) -> Tensor:
-        return torch.nn.init.trunc_normal_(value, std=scale, a=-2 * scale, b=2 * scale, generator=generator)
-
-    return Initializer(draw, seed)
-
-
 def constant_initializer(value: float) -> Initializer:
     """The same number everywhere."""
     return Initializer(lambda tensor, *_: tensor.fill_(value))

@@ -90,7 +90,12 @@ def Dropout(
 # --- recurrent cells ---
 
 
-def _cell(kind: str, rule: Any, gates: int, shape: Any, cell_shape: Any, name: str, states: int, **given: Any) -> Layer:
+Rule = Callable[[Any, int, Any], Any]
+
+
+def _cell(
+    kind: str, rule: Rule, gates: int, shape: Any, cell_shape: Any, name: str, states: int, **given: Any
+) -> Layer:
     """A recurrent cell: the weights of its gates lie side by side."""
     given["init"] = _GLOROT if given["init"] is None else given["init"]
     options = {key: get_default_override(**{key: value}) for key, value in given.items()}
@@ -113,22 +118,6 @@ def _part(value: Any, k: int, size: int) -> Any:
     return _slice(value, -1, k * size, (k + 1) * size)
 
 
-def LSTM(
-    shape: Any,
-    cell_shape: Any = None,
-    activation: Any = default_override_or(tanh),
-    use_peepholes: Any = default_override_or(False),
-    init: Any = None,
-    init_bias: Any = default_override_or(0),
-    enable_self_stabilization: Any = default_override_or(False),
-    name: str = "",
-) -> Layer:
-    """A long short-term memory cell: the step (h, c, x) -> (h, c) of a Recurrence."""
-    refused = {"use_peepholes": use_peepholes, "enable_self_stabilization": enable_self_stabilization}
-    given = {"activation": activation, "init": init, "init_bias": init_bias, **refused}
-    return _cell("LSTM", _lstm, 4, shape, cell_shape, name, states=2, **given)
-
-
 def _lstm(activation: Any, size: int, weights: Any) -> Any:
     def lstm(dh: Any, dc: Any, x: Any) -> Any:
         stacked = plus(weights["b"], times(x, weights["W"]), times(dh, weights["H"]))
@@ -137,21 +126,6 @@ def _lstm(activation: Any, size: int, weights: Any) -> Any:
         return element_times(leave, activation(ct)), ct
 
     return lstm
-
-
-def GRU(
-    shape: Any,
-    cell_shape: Any = None,
-    activation: Any = default_override_or(tanh),
-    init: Any = None,
-    init_bias: Any = default_override_or(0),
-    enable_self_stabilization: Any = default_override_or(False),
-    name: str = "",
-) -> Layer:
-    """A gated recurrent unit: the step (h, x) -> h of a Recurrence."""
-    refused = {"enable_self_stabilization": enable_self_stabilization}
-    given = {"activation": activation, "init": init, "init_bias": init_bias, **refused}
-    return _cell("GRU", _gru, 3, shape, cell_shape, name, states=1, **given)
 
 
 def _gru(activation: Any, size: int, weights: Any) -> Any:
@@ -164,26 +138,51 @@ def _gru(activation: Any, size: int, weights: Any) -> Any:
     return gru
 
 
-def RNNStep(
-    shape: Any,
-    cell_shape: Any = None,
-    activation: Any = default_override_or(sigmoid),
-    init: Any = None,
-    init_bias: Any = default_override_or(0),
-    enable_self_stabilization: Any = default_override_or(False),
-    name: str = "",
-) -> Layer:
-    """A plain recurrent unit: the step (h, x) -> h of a Recurrence."""
-    refused = {"enable_self_stabilization": enable_self_stabilization}
-    given = {"activation": activation, "init": init, "init_bias": init_bias, **refused}
-    return _cell("RNNStep", _rnn, 1, shape, cell_shape, name, states=1, **given)
-
-
 def _rnn(activation: Any, size: int, weights: Any) -> Any:
     def step(dh: Any, x: Any) -> Any:
         return activation(plus(weights["b"], times(x, weights["W"]), times(dh, weights["H"])))
 
     return step
+
+
+def LSTM(
+    shape: Any,
+    cell_shape: Any = None,
+    activation: Any = default_override_or(tanh),
+    use_peepholes: Any = default_override_or(False),
+    init: Any = None,
+    init_bias: Any = default_override_or(0),
+    enable_self_stabilization: Any = default_override_or(False),
+    name: str = "",
+) -> Layer:
+    """A long short-term memory cell: the step (h, c, x) -> (h, c) of a Recurrence."""
+    given = {"use_peepholes": use_peepholes, "enable_self_stabilization": enable_self_stabilization}
+    given |= {"activation": activation, "init": init, "init_bias": init_bias}
+    return _cell("LSTM", _lstm, 4, shape, cell_shape, name, states=2, **given)
+
+
+def _cells(kind: str, rule: Rule, gates: int, own_activation: Any, sentence: str) -> Callable[..., Layer]:
+    """The function that makes cells with one state."""
+
+    def make(
+        shape: Any,
+        cell_shape: Any = None,
+        activation: Any = default_override_or(own_activation),
+        init: Any = None,
+        init_bias: Any = default_override_or(0),
+        enable_self_stabilization: Any = default_override_or(False),
+        name: str = "",
+    ) -> Layer:
+        given = {"activation": activation, "init": init, "init_bias": init_bias}
+        given["enable_self_stabilization"] = enable_self_stabilization
+        return _cell(kind, rule, gates, shape, cell_shape, name, states=1, **given)
+
+    make.__name__, make.__doc__ = kind, sentence
+    return make
+
+
+GRU = _cells("GRU", _gru, 3, tanh, "A gated recurrent unit: the step (h, x) -> h of a Recurrence.")
+RNNStep = _cells("RNNStep", _rnn, 1, sigmoid, "A plain recurrent unit: the step (h, x) -> h of a Recurrence.")
 
 
 # --- layers made of layers ---

@@ -3,13 +3,11 @@
 import sys
 import time
 from enum import IntEnum
-from math import prod
 from typing import Any
 
 from ...workers.here import here
-from ._native import hint, lookup
+from ._native import hint
 
-__getattr__ = lookup("logging")
 _HEAD = (
     " average      since    average      since      examples",
     "    loss       last     metric       last              ",
@@ -251,15 +249,3 @@ class ProgressPrinter(ProgressWriter):
         parts = [] if loss is None else [f"loss = {_average(loss, samples):0.6f} * {count:d}"]
         parts += [] if metric is None else [f"metric = {self._metric(metric, samples)} * {count:d}"]
         self.log(f" {what}Minibatch[{updates[0] + 1:4d}-{updates[1]:4d}]: {', '.join(parts)};")
-
-
-def log_number_of_parameters(model: Any, trace_level: int = 0) -> None:
-    """Prints how many parameters a model has."""
-    shapes = [p.shape for p in model.parameters]
-    unknown = any(size < 0 for shape in shapes for size in shape)
-    total = "so far unspecified number of" if unknown else sum(map(prod, shapes))
-    print(f"Training {total} parameters in {len(shapes)} parameter tensors.")
-    if trace_level > 0:
-        print()
-        for shape in shapes:
-            print(f"\t{shape}")

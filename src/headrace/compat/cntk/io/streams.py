@@ -8,7 +8,7 @@ import numpy as np
 
 from ....errors import ConfigError
 from ..core import Value
-from ..variables import Record, Shape, Variable, as_shape
+from ..variables import Record, Shape, as_shape
 
 INFINITELY_REPEAT = 2 * sys.maxsize + 1
 FULL_DATA_SWEEP = 2 * sys.maxsize
@@ -29,19 +29,12 @@ class StreamInformation:
     ) -> None:
         if storage_format not in ("dense", "sparse"):
             raise ConfigError(f"stream {name!r}: storage_format= is 'dense' or 'sparse', got {storage_format!r}.")
-        self.m_name, self.m_id, self.storage_format = name, stream_id, storage_format
+        self.name = self.m_name = name
+        self.stream_id, self.m_id, self.storage_format = stream_id, stream_id, storage_format
         self.m_element_type = self.dtype = np.dtype(dtype).type
         self.sample_shape: Shape = as_shape(shape)
         self.m_sample_layout = self.sample_shape
         self.defines_mb_size = defines_mb_size
-
-    @property
-    def name(self) -> str:
-        return self.m_name
-
-    @property
-    def stream_id(self) -> int:
-        return self.m_id
 
     @property
     def layout(self) -> Literal["dense", "sparse"]:
@@ -63,47 +56,22 @@ class StreamInformation:
 
 
 class MinibatchData:
-    """What a minibatch holds of one stream."""
+    """What a minibatch holds of one stream: a `Value`, whose attributes it has, too, and counts."""
 
     def __init__(self, value: Any, num_sequences: int, num_samples: int, sweep_end: bool) -> None:
-        self.data = value if isinstance(value, Value) else Value(batch=value)
-        self.number_of_sequences, self.number_of_samples = num_sequences, num_samples
-        self.sweep_end = bool(sweep_end)
-
-    @property
-    def num_sequences(self) -> int:
-        return self.number_of_sequences
-
-    @property
-    def num_samples(self) -> int:
-        return self.number_of_samples
-
-    @property
-    def end_of_sweep(self) -> bool:
-        return self.sweep_end
+        self.data: Value = value if isinstance(value, Value) else Value(batch=value)
+        self.number_of_sequences = self.num_sequences = num_sequences
+        self.number_of_samples = self.num_samples = num_samples
+        self.sweep_end = self.end_of_sweep = bool(sweep_end)
 
     @property
     def value(self) -> Value:
         return self.data
 
-    @property
-    def shape(self) -> Shape:
-        return self.data.shape
-
-    @property
-    def mask(self) -> Any:
-        """For every place of every sequence 2 at its begin, 1 on an item, 0 after its end."""
-        return self.data.mask
-
-    @property
-    def is_sparse(self) -> bool:
-        return self.data.is_sparse
-
-    def as_sequences(self, variable: Variable | None = None) -> list[Any]:
-        return self.data.as_sequences(variable)
-
-    def asarray(self) -> Any:
-        return self.data.asarray()
+    def __getattr__(self, name: str) -> Any:
+        if "data" not in vars(self):  # a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self.data, name)
 
     def __len__(self) -> int:
         return self.number_of_sequences

@@ -12,7 +12,6 @@ from .functions import Combined
 from .sequence import future_value as future_value
 from .sequence import past_value as past_value
 
-reduce_log_sum = tensors.reduce_log_sum_exp
 input = variables.input_variable
 __getattr__ = lookup("ops", elementwise, tensors, functions, variables)
 

@@ -68,11 +68,6 @@ def reduce_sum(seq: Any, name: str = "") -> Function:
     return _whole("ReduceSum", _segments("sum"), seq, name)
 
 
-def reduce_max(seq: Any, name: str = "") -> Function:
-    """The largest numbers among the items of every sequence."""
-    return _whole("ReduceMax", _segments("max"), seq, name)
-
-
 def shifted(seq: Any, initial_state: Any, by: int, name: str = "") -> Function:
     """Every item replaced by the one so many places before it (after it, if negative)."""
     start = as_variable(0 if initial_state is None else initial_state)
@@ -107,23 +102,6 @@ def past_value(x: Any, initial_state: Any = None, time_step: int = 1, name: str 
 def future_value(x: Any, initial_state: Any = None, time_step: int = 1, name: str = "") -> Function:
     """The items of a sequence, so many places earlier."""
     return shifted(x, initial_state, -time_step, name)
-
-
-def broadcast_as(operand: Any, broadcast_as_operand: Any, name: str = "") -> Function:
-    """A value for each sample, repeated along the sequences of another."""
-
-    def make(variable: Variable, like: Variable) -> Made:
-        kinds = (variable.kind, like.kind)
-
-        def run(value: Any, other: Ragged) -> Any:
-            if kinds[0] == 0:
-                return other.with_values(dense(value).expand(other.items, *value.shape))
-            (spread, _), _ = aligned([value, other], (kinds[0], 2))
-            return other.with_values(spread.reshape(other.items, *dense(value).shape[1:]))
-
-        return run, variable.shape, axes_of(like)
-
-    return Function("Sequence::BroadcastAs", make, [operand, broadcast_as_operand], name)
 
 
 # --- recurrences ---

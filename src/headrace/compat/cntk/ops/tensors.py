@@ -155,7 +155,6 @@ reduce_sum = _reduction(
 )
 reduce_mean = _reduction("ReduceMean", lambda v, d, k: v.mean(d, k), "The mean over axes.")
 reduce_max = _reduction("ReduceMax", lambda v, d, k: v.amax(d, k), "The largest number over axes.")
-reduce_log_sum_exp = _reduction("ReduceLogSum", lambda v, d, k: v.logsumexp(d, k), "log of the sum of exponentials.")
 
 
 def _arg(op: str, fn: Callable[..., Tensor], x: Any, axis: Any, name: str) -> Function:
@@ -203,18 +202,6 @@ def reshape(x: Any, shape: Any, begin_axis: Any = None, end_axis: Any = None, na
         return (*old[:begin], *middle, *old[end:])
 
     return mapped("Reshape", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
-
-
-def transpose(x: Any, perm: Sequence[Any], name: str = "") -> Function:
-    """The axes of samples in another order."""
-    order = [int(number_of(each)) for each in perm]
-    return mapped(
-        "Transpose",
-        lambda v, f: v.permute(*range(f), *(f + each % (v.dim() - f) for each in order)),
-        lambda s: tuple(s[each] for each in order),
-        x,
-        name,
-    )
 
 
 def slice(x: Any, axis: Any, begin_index: Any, end_index: Any, strides: Any = None, name: str = "") -> Function:

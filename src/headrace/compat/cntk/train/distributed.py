@@ -238,8 +238,3 @@ def block_momentum_distributed_learner(
     hint("distributed.block_momentum_distributed_learner", "hr.Trainer(strategy=hr.BlockMomentum(every=...))")
     settings = use_nestrov_momentum, reset_sgd_momentum_after_aggregation, block_learning_rate, distributed_after
     return BlockMomentumLearner(learner, block_size, block_momentum_as_time_constant, *settings)
-
-
-def mpi_communicator() -> Communicator:
-    """The workers."""
-    return Communicator()
