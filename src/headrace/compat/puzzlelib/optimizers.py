@@ -28,20 +28,28 @@ class WeightDecay:
 class Optimizer:
     """What the optimizers have in common: `setupOn` a module makes the optimizer of torch that does the work."""
 
-    native: str = ""
-    """What to write natively."""
-    called: ClassVar[Mapping[str, str]] = {}
+    rule: Any = torch.optim.Optimizer
+    """The optimizer of torch with the same rule; where there is none, `update_of` is the rule."""
+    native: ClassVar[str] = ""
+    """What to write natively, where it is not this rule."""
+    defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3}
+    """The settings in their order, and their defaults."""
+    called: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
     """What torch calls the settings that it calls otherwise."""
 
-    def __init__(self, learnRate: float = 0.0, **settings: Any) -> None:
+    def __init__(self, *given: float, nodeinfo: Any = None, **named: float) -> None:
+        names = list(self.defaults)
+        if odd := [*given[len(names) :], *sorted(named.keys() - set(names[len(given) :]))]:
+            raise ConfigError(f"{type(self).__name__} takes {', '.join(names)}, once each, got {odd[0]!r} besides.")
+        settings = {**self.defaults, **dict(zip(names, given, strict=False)), **named}
+        self._rate, self.t = settings.pop("learnRate", settings.pop("alpha", 1.0)), 0
         self.settings, self.hooks = settings, list[WeightDecay]()
         self.module: nn.Module | None = None
         self.torch: torch.optim.Optimizer | None = None
         """The optimizer that does the work, once there is a module."""
         self.user: NativeTrainer | None = None
         """The trainer that updates with it at present."""
-        self._rate, self.t = learnRate, 0
-        hint(f"puzzlelib.{type(self).__name__}", self.native)
+        hint(f"puzzlelib.{type(self).__name__}", self.native or f"torch.optim.{self.rule.__name__}")
 
     @property
     def learnRate(self) -> float:
@@ -75,7 +83,11 @@ class Optimizer:
 
     def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of torch with this rule."""
-        return _Ruled(params, self._rate, self.update_of, self.settings)
+        if self.rule is torch.optim.Optimizer:
+            return _Ruled(params, self._rate, self.update_of, self.settings)
+        named = {self.called.get(name, name): value for name, value in self.settings.items()}
+        made: torch.optim.Optimizer = self.rule(params, lr=self._rate, **named)
+        return made
 
     def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Changes a weight, given its gradient, which points downhill."""
@@ -132,35 +144,21 @@ class Optimizer:
 class SGD(Optimizer):
     """w ← w + λ g."""
 
-    native = "torch.optim.SGD"
-
-    def __init__(self, learnRate: float = 1e-3, nodeinfo: Any = None) -> None:
-        super().__init__(learnRate)
-
-    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=self._rate)
+    rule = torch.optim.SGD
 
 
 class MomentumSGD(Optimizer):
     """m ← μ m + λ g, w ← w + m."""
 
-    native = "hr.MomentumSGD"
-    called: ClassVar[Mapping[str, str]] = {"momRate": "momentum"}
-
-    def __init__(self, learnRate: float = 1e-3, momRate: float = 0.9, nodeinfo: Any = None) -> None:
-        super().__init__(learnRate, momRate=momRate)
-
-    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return LearnRateInside(params, lr=self._rate, momentum=self.momRate)
+    rule, called, native = LearnRateInside, {"momRate": "momentum"}, "hr.MomentumSGD"
+    defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3, "momRate": 0.9}
 
 
 class NesterovSGD(Optimizer):
     """w ← w + μ² m + (1 + μ) λ g, m ← μ m + λ g."""
 
     native = "torch.optim.SGD(nesterov=True)"
-
-    def __init__(self, learnRate: float = 1e-3, momRate: float = 0.9, nodeinfo: Any = None) -> None:
-        super().__init__(learnRate, momRate=momRate)
+    defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3, "momRate": 0.9}
 
     def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         rate, momentum = group["lr"], group["momRate"]
@@ -172,53 +170,29 @@ class NesterovSGD(Optimizer):
 class AdaGrad(Optimizer):
     """h ← h + g², w ← w + λ g / (√h + ε)."""
 
-    native = "torch.optim.Adagrad"
-    called: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
-
-    def __init__(self, learnRate: float = 1e-3, epsilon: float = 1e-8, nodeinfo: Any = None) -> None:
-        super().__init__(learnRate, epsilon=epsilon)
-
-    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adagrad(params, lr=self._rate, eps=self.epsilon)
+    rule = torch.optim.Adagrad
+    defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3, "epsilon": 1e-8}
 
 
 class AdaDelta(Optimizer):
     """Steps as large as the root mean square of the last ones; there is no learning rate."""
 
-    native = "torch.optim.Adadelta"
-    called: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
-
-    def __init__(self, rho: float = 0.95, epsilon: float = 1e-6, nodeinfo: Any = None) -> None:
-        super().__init__(1.0, rho=rho, epsilon=epsilon)
-
-    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adadelta(params, lr=1.0, rho=self.rho, eps=self.epsilon)
+    rule = torch.optim.Adadelta
+    defaults: ClassVar[Mapping[str, float]] = {"rho": 0.95, "epsilon": 1e-6}
 
 
 class RMSProp(Optimizer):
     """s ← ρ s + (1 − ρ) g², w ← w + λ g / (√s + ε)."""
 
-    native = "torch.optim.RMSprop"
-    called: ClassVar[Mapping[str, str]] = {"factor": "alpha", "epsilon": "eps"}
-
-    def __init__(
-        self, learnRate: float = 1e-3, factor: float = 0.9, epsilon: float = 1e-5, nodeinfo: Any = None
-    ) -> None:
-        super().__init__(learnRate, factor=factor, epsilon=epsilon)
-
-    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(params, lr=self._rate, alpha=self.factor, eps=self.epsilon)
+    rule, called = torch.optim.RMSprop, {"factor": "alpha", "epsilon": "eps"}
+    defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3, "factor": 0.9, "epsilon": 1e-5}
 
 
 class Adam(Optimizer):
     """m ← β₁ m + (1 − β₁) g, s ← β₂ s + (1 − β₂) g², w ← w + λₜ m / (√s + ε) with λₜ = α √(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
 
     native = "torch.optim.Adam"
-
-    def __init__(
-        self, alpha: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, nodeinfo: Any = None
-    ) -> None:
-        super().__init__(alpha, beta1=beta1, beta2=beta2, epsilon=epsilon)
+    defaults: ClassVar[Mapping[str, float]] = {"alpha": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
     @property
     def alpha(self) -> float:
