@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batch import Batch
@@ -270,15 +271,7 @@ class BaseTrainer:
 
     def _move_data_to_device(self, batch: Any) -> Any:
         """A batch on the trainer's device: its tensors, however nested; everything else as it is."""
-        if isinstance(batch, Tensor):
-            return batch.to(self.device)
-        if isinstance(batch, dict):
-            return {key: self._move_data_to_device(value) for key, value in batch.items()}
-        if isinstance(batch, tuple) and type(batch) is not tuple:
-            return type(batch)(*map(self._move_data_to_device, batch))
-        if isinstance(batch, tuple | list):
-            return type(batch)(map(self._move_data_to_device, batch))
-        return batch
+        return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), batch)
 
     def _open_log(self, path: Path) -> None:
         self._handlers = [logging.StreamHandler(), logging.FileHandler(path)]
@@ -333,26 +326,18 @@ def _max_norm(settings: Mapping[str, Any] | None) -> float | None:
 def _metric(name: str) -> Callable[[Tensor, Tensor], float]:
     from sklearn import metrics
 
-    known: dict[str, Any] = {
-        "accuracy": metrics.accuracy_score,
-        "precision": metrics.precision_score,
-        "recall": metrics.recall_score,
-        "f1": metrics.f1_score,
-        "auc": metrics.roc_auc_score,
-    }
-    if name.lower() not in known:
+    known = ("accuracy", "precision", "recall", "f1", "auc")
+    key = name.lower()
+    if key not in known:
         raise MetricError(f"there is no metric {name!r}. Known: {', '.join(known)}, or give a function.")
-    name = name.lower()
+    score: Any = getattr(metrics, "roc_auc_score" if key == "auc" else f"{key}_score")
 
     def measure(outputs: Tensor, y: Tensor) -> float:
-        labels = y.cpu().numpy()
-        if name == "auc":
-            return float(known[name](labels, outputs.softmax(1)[:, 1].cpu().numpy()))
-        predicted = outputs.argmax(1).cpu().numpy()
-        if name == "accuracy":
-            return float(known[name](labels, predicted))
-        average = "binary" if outputs.shape[1] <= 2 else "macro"
-        return float(known[name](labels, predicted, average=average, zero_division=0))
+        options: dict[str, Any] = {}
+        if key in ("precision", "recall", "f1"):
+            options = {"average": "binary" if outputs.shape[1] <= 2 else "macro", "zero_division": 0}
+        found = outputs.softmax(1)[:, 1] if key == "auc" else outputs.argmax(1)
+        return float(score(y.cpu().numpy(), found.cpu().numpy(), **options))
 
     return measure
 
@@ -366,11 +351,8 @@ def _label(batch: Any) -> Tensor:
 
 def _rows(batch: Any) -> int:
     """How many rows a batch has: as many as its label, or as the first tensor in it."""
-    if isinstance(batch, dict):
-        return _rows(batch["label"] if "label" in batch else [*batch.values()])
-    if isinstance(batch, tuple | list):
-        return next((count for each in batch if (count := _rows(each))), 0)
-    return len(batch) if isinstance(batch, Tensor) and batch.dim() else 0
+    first = batch["label"] if isinstance(batch, dict) and "label" in batch else batch
+    return next((len(each) for each in tree_leaves(first) if isinstance(each, Tensor) and each.dim()), 0)
 
 
 def _size(loader: Any) -> int:
