@@ -248,8 +248,14 @@ def test_a_detector_is_made_by_the_operator_of_its_name() -> None:
     given = {"image_dimensions": [16, 24, 1], "class_ids": [3, 8], "runtime": "cpu", "min_confidence": 0.2}
     model = ha.create_dl_model_detection("pretrained_dl_classifier_compact.hdl", 2, given)
     assert {name: ha.get_dl_model_param(model, name) for name in given} == given
-    with pytest.raises(hr.ConfigError, match="has no 'image_width'"):
-        ha.create_dl_model_detection("", 2, {})
+    for odd, said in (
+        ({}, "has no 'image_width'"),
+        ({"image_dimensions": [16, 24, 1, 2]}, r"a width, a height and, by choice, channels\. Got \[16, 24, 1, 2\]"),
+        ({"image_dimensions": 16}, "a width, a height and, by choice, channels"),
+        ({"image_dimensions": [16, 24], "image_width": 8}, "has 'image_dimensions' and 'image_width'"),
+    ):
+        with pytest.raises(hr.ConfigError, match=said):
+            ha.create_dl_model_detection("", 2, odd)
 
 
 @pytest.mark.slow

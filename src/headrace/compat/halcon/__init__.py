@@ -70,7 +70,12 @@ def create_dl_model_detection(
     """
     params = {"class_ids": num_classes, **dlmodel_detection_param}
     names = ("image_width", "image_height", "image_num_channels")
-    params |= dict(zip(names, params.pop("image_dimensions", ()), strict=False))
+    if (size := params.pop("image_dimensions", None)) is not None:
+        if twice := [name for name in names if name in params]:
+            raise ConfigError(f"dlmodel_detection_param has 'image_dimensions' and {twice[0]!r}. Leave one out.")
+        if not isinstance(size, Sequence) or not 2 <= len(size) <= 3:
+            raise ConfigError(f"'image_dimensions' are a width, a height and, by choice, channels. Got {size!r}.")
+        params |= dict(zip(names, size, strict=False))
     if missing := [name for name in names[:2] if name not in params]:
         raise ConfigError(f"dlmodel_detection_param has no {missing[0]!r}. Give it, or 'image_dimensions'.")
     return create_dl_model("detection", network=None if isinstance(backbone, str) else backbone, **params)
