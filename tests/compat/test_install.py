@@ -101,6 +101,27 @@ def test_a_program_runs_as_it_is(name: str, tmp_path: Path) -> None:
     assert run(f"install({name!r})\n{textwrap.dedent(PROGRAMS[name])}", tmp_path).split()[-1] == "2"
 
 
+@pytest.mark.slow
+def test_the_program_of_cntks_manual_runs_as_it_is_with_one_worker_and_with_several(tmp_path: Path) -> None:
+    """Cells of the manual "How to create user minibatch sources" (Microsoft, MIT license)."""
+    manual = Path(__file__).parent / "cntk" / "manual.txt"
+    program = f"""
+        import headrace as hr
+        install("cntk")
+        def train():
+            names = {{}}
+            exec(compile(open({str(manual)!r}).read(), "manual", "exec"), names)
+            return names["trainer"].total_number_of_samples_seen
+        print(train())
+        print(hr.launch(train, workers=2))
+    """
+    lines = run(textwrap.dedent(program), tmp_path).splitlines()
+    finished = [line.partition(":")[0] for line in lines if line.startswith("Finished")]
+    assert finished == [f"Finished Epoch[{k} of 10]" for k in range(1, 5)] * 2
+    assert [line for line in lines if line.isdecimal()] == ["80", "80"]
+    assert "It does not return to worker 1 of 2" in "".join(lines)
+
+
 def test_what_is_imported_already_stays_and_is_told(tmp_path: Path) -> None:
     program = """
         import sys, types
