@@ -232,7 +232,7 @@ def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number:
         child.send(number)
         child.say("go on")
         assert (child.ending(), child.told) == (status, ["there"])
-        assert "headrace: saved at step 7 in r; run again to go on\nheadrace: ended early\n" in child.output
+        assert "headrace: saved at step 7 in r; run again to go on\nheadrace: interrupted\n" in child.output
         assert "Traceback" not in child.output
     assert headrace("resume", "r", "--trust", "--json") == 0
     load_recipe("sines.py:small").run(run="whole", epochs=3, progress=False)
@@ -255,7 +255,7 @@ def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place
         step = "[35]" if workers == 1 else r"\d+"  # several agree on one, long before the last
         found = re.search(rf"headrace: saved at step {step} in runs/own; run again to go on\n", child.output)
         assert found, child.output
-        assert child.output.endswith("headrace: ended early\n")
+        assert child.output.endswith("headrace: interrupted\n")
 
 
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:

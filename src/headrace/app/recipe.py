@@ -1,5 +1,6 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +26,7 @@ from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
+from ..workers.here import here
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of, save_source
 from .parameters import OF_A_RUN, parameters_of, typed
@@ -243,6 +245,10 @@ def run_recipe(training: Training) -> Trained:
     made.fit = fit
     try:
         history = made.run()
+    except (KeyboardInterrupt, SystemExit):
+        if here().leader and (why := made.trainer.history.stopped) not in ("", made.trainer.signals.last_reason):
+            print(f"headrace: the training was over: {why}", file=sys.stderr)
+        raise
     except CorruptError:
         raise
     except CheckpointError as error:

@@ -4,13 +4,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigError, RunError
+from ...errors import RunError
 from ...store.named import run_path
-from .of_recipe import Files, Found, Given, OfRecipe
-from .options import INTERRUPTED, PREEMPTED, Options, UsageError
+from .of_recipe import Files, Given, OfRecipe
+from .options import INTERRUPTED, PREEMPTED, Options
 from .output import numbers, print_line, print_result, print_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def _fit(recipe: str, /, given: Given, *, config: Files = (), print_config: bool
         config: options from a file, YAML or JSON; may be given several times
         print_config: print all options as --config takes them, and end
     """
-    training = training_of(given)
+    training = given.training()
     if print_config:
         import yaml
 
@@ -86,48 +87,26 @@ def _fork(
         record.fork(new, step, made.trainer, made.train, **made.fit)
     override = given.options.override or bool(changed_arguments(run, given.arguments))
     given = replace(given, options=replace(given.options, run=new, override=override))
-    training = training_of(given)
+    training = given.training()
     return _train(given.recipe, given.options, replace(training, options={**training.options, "parent": parent}))
-
-
-def training_of(given: Given) -> "Training":
-    """What is to be trained, with these values."""
-    from ..find import located
-    from ..parameters import plain
-    from ..recipe import Training
-    from ..strategies import parse_strategy
-
-    options = given.options
-    try:
-        strategy = None if options.strategy is None else parse_strategy(options.strategy)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    arguments, name = {name: plain(value) for name, value in given.arguments.items()}, located(given.recipe)
-    document = {"recipe": name, "arguments": arguments, "fit": options.to_repeat()}
-    return Training(name, arguments, options.of_fit(), strategy, document, options.needs_run(), device=options.device)
 
 
 # --- which recipe ------------------------------------------------------------------------------------------
 
 
-def find_named(words: Sequence[str]) -> Found:
-    """The recipe that the first word names."""
-    if not words or words[0].startswith("-"):
-        return Found()
+def find_named(name: str, words: Sequence[str]) -> Given:
+    """The recipe of this name."""
     from ..find import find_recipe
 
-    return Found(words[0], find_recipe(words[0]))
+    return Given(name, find_recipe(name))
 
 
-def _find_of_run(words: Sequence[str]) -> Found:
-    """The recipe of the run that the first word names, and the options of the run."""
-    if not words or words[0].startswith("-"):
-        return Found()
+def _find_of_run(run: str, words: Sequence[str]) -> Given:
+    """The recipe of a run, and the options of the run."""
     from ..find import RECIPE_FILE, find_recipe, recipe_of
 
-    run, recipe = words[0], _value_of(words, "--recipe")
     folder = run_path(run)
-    recipe, _ = recipe_of(folder, recipe, "--trust" in words)
+    recipe, _ = recipe_of(folder, _value_of(words, "--recipe"), "--trust" in words)
     file = folder / RECIPE_FILE
     files = (str(file),) if file.is_file() else ()
     if not any((folder / "checkpoints").glob("step-*")):
@@ -135,22 +114,20 @@ def _find_of_run(words: Sequence[str]) -> Found:
         raise RunError(
             f"{run} has no checkpoint yet. Start it: {shlex.join(['headrace', 'fit', *known, '--run', run])}"
         )
-    return Found(recipe, find_recipe(recipe), files)
+    return Given(recipe, find_recipe(recipe), files)
 
 
-def _find_of_parent(words: Sequence[str]) -> Found:
-    """As `_find_of_run`, of the run of which the first word names a step."""
-    if not words or words[0].startswith("-"):
-        return Found()
+def _find_of_parent(parent: str, words: Sequence[str]) -> Given:
+    """As `_find_of_run`, of the run that has this step."""
     from ...store.parents import step_of
 
-    return _find_of_run([str(step_of(words[0])[0]), *words[1:]])
+    return _find_of_run(str(step_of(parent)[0]), words)
 
 
 def _value_of(words: Sequence[str], flag: str) -> str | None:
     """The last value that words give an option."""
     found = None
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
+    for word, after in pairwise([*words, "--"]):
         name, equals, value = word.partition("=")
         if name == flag and (equals or not after.startswith("--")):
             found = value if equals else after
@@ -171,7 +148,7 @@ def _train(recipe: str, options: Options, training: "Training") -> int:
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code != PREEMPTED:
             raise
-        print_line("headrace: ended early", sys.stderr)  # the trainer has said where it saved
+        print_line("headrace: interrupted", sys.stderr)  # the trainer has said where it saved, or that it was over
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None

@@ -2,17 +2,20 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Token
 from cyclopts import Parameter as Option
 
 from ...errors import ConfigError
-from ..parameters import Parameter, check_default, check_parameters, converted, described, parameters_of
+from ..parameters import Parameter, check_default, check_parameters, converted, described, parameters_of, plain
 from .commands import given, new_app
 from .options import Options
 from .sources import of_environment, of_files
+
+if TYPE_CHECKING:
+    from ..recipe import Training
 
 RECIPE, TRAINING, COMMAND = (Group(name, sort_key=k) for k, name in enumerate(["The recipe", "The training", "Both"]))
 ORDER = (
@@ -30,20 +33,25 @@ Convert = Callable[[Parameter, Token], Any]
 
 @dataclass(frozen=True)
 class Given:
-    """A recipe, and the values that it and the training are given."""
+    """What a command is given: a recipe, and the values for it and for the training."""
 
-    recipe: str
-    arguments: Mapping[str, Any]
-    options: Options
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the first words of a command name: a recipe and its function, and files of options that a run has."""
-
-    name: str = ""
+    recipe: str = ""
     function: Callable[..., Any] | None = None
     files: tuple[str, ...] = ()
+    """Files of options that a run has."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+
+    def training(self) -> "Training":
+        """What is to be trained."""
+        from ..find import located
+        from ..recipe import Training
+
+        arguments, name = {name: plain(value) for name, value in self.arguments.items()}, located(self.recipe)
+        document = {"recipe": name, "arguments": arguments, "fit": self.options.to_repeat()}
+        of_fit, strategy = self.options.of_fit(), self.options.parsed_strategy()
+        needs_run, device = self.options.needs_run(), self.options.device
+        return Training(name, arguments, of_fit, strategy, document, needs_run, device)
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,8 @@ class OfRecipe:
     """A command: `run` takes what the command takes by place, then `Given`, then options of its own."""
 
     run: Callable[..., int]
-    find: Callable[[Sequence[str]], Found]
-    """Finds the recipe that the words name."""
+    find: Callable[[str, Sequence[str]], Given]
+    """Finds the recipe that the first word of a command names; the other words are its options."""
     without: tuple[str, ...] = ()
     """Options of the training that it does not have."""
     convert: Convert | None = None
@@ -60,13 +68,14 @@ class OfRecipe:
 
     def app(self, words: Sequence[str], **options: Any) -> App:
         """The command, as words that begin like these need it."""
-        found = self.find([word for word in words if word not in ("--help", "-h")])
+        words = [word for word in words if word not in ("--help", "-h")]
+        found = self.find(words[0], words[1:]) if words and not words[0].startswith("-") else Given()
         sources = [of_files(found.files, found.function and _parameters(found.function)), of_environment]
         app = new_app(**options, config=sources, help_epilogue=ORDER)
         app.default(self.function(found))
         return app
 
-    def function(self, found: Found) -> Callable[..., int]:
+    def function(self, found: Given) -> Callable[..., int]:
         """A function of all options, which calls `run`."""
         recipe = {} if found.function is None else _parameters(found.function)
         known = inspect.signature(self.run).parameters.values()
@@ -80,7 +89,7 @@ class OfRecipe:
             arguments = {name: values.pop(name, each.default) for name, each in recipe.items()}
             options = Options(**{name: values.pop(name) for name in training if name in values})
             options.check()
-            return self.run(*first, Given(found.name, arguments, options), **values)
+            return self.run(*first, replace(found, arguments=arguments, options=options), **values)
 
         about = {} if found.function is None else described(found.function)
         options = [

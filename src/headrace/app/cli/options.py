@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 from ...errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    from ...workers.strategy import Strategy
     from ..recipe import Recipe
 
 INTERRUPTED, PREEMPTED = 130, 143
@@ -88,6 +89,15 @@ class Options:
         """The options that were given, for `Trainer.fit`."""
         asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
         return asked | ({"progress": False} if self.json or self.progress == "off" else {})
+
+    def parsed_strategy(self) -> "Strategy | None":
+        """The strategy of that name."""
+        from ..strategies import parse_strategy
+
+        try:
+            return None if self.strategy is None else parse_strategy(self.strategy)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
 
     def to_repeat(self) -> dict[str, Any]:
         """What differs from the defaults, and a later command is to repeat."""

@@ -21,7 +21,7 @@ from ...store.document import encoded
 from ...watch.rows import best_row, keys_of, number
 from ..parameters import MisfitError, Parameter, as_type, converted, plain
 from .commands import given as given_text
-from .fit import find_named, training_of
+from .fit import find_named
 from .of_recipe import Files, Given, OfRecipe
 from .options import INTERRUPTED, PREEMPTED, Count, UsageError, flag_of
 from .output import print_line
@@ -95,7 +95,7 @@ def _sweep(
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code != PREEMPTED:
             raise
-        print_line("headrace: ended early: the same command goes on from there", sys.stderr)
+        print_line("headrace: interrupted: the same command goes on from there", sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
     runs(str(where), json=given.options.json)
     return 1 if each_of.failures else 0
@@ -155,7 +155,7 @@ class _Trials:
     def training(self, values: Sequence[Any], number: str = "") -> tuple[Path, "Training"]:
         """What is to be trained with these values, and where: the name of a run says which they are."""
         chosen = dict(zip(self.choices, values, strict=True))
-        training = training_of(replace(self.given, arguments={**self.given.arguments, **chosen}))
+        training = replace(self.given, arguments={**self.given.arguments, **chosen}).training()
         words = [f"{name}={quote(v if isinstance(v, str) else json.dumps(v), safe=' +')}" for name, v in chosen.items()]
         path = self.where / ",".join([*([number] if number else []), *words])
         if len(path.name) > LONGEST:
