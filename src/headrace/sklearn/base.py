@@ -38,11 +38,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     _remembered: tuple[Any, Data, Data] | None = None  # the optimizer of the last partial_fit: kind, settings, state
     _draws: Any = None  # what seeds the next partial_fit
+    _without: tuple[str, ...] = ()  # settings that it does not have
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         settings = inspect.signature(cls.__init__).parameters.values()  # scikit-learn gives a value to every name here
-        cls.__signature__ = inspect.Signature([each for each in settings if each.name not in ("self", "parts")])
+        hidden = ("self", "parts", *cls._without)
+        cls.__signature__ = inspect.Signature([each for each in settings if each.name not in hidden])
+
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        return [name for name in super()._get_param_names() if name not in cls._without]
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         lr: float = 1e-3,
         batch_size: int = 128,
         epochs: int = 100,
+        class_weight: Mapping[Any, float] | str | None = None,
         validation: Any = 0.0,
         patience: int | None = None,
         metrics: Sequence[Any] = (),
@@ -69,13 +76,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.module, self.hidden, self.loss = module, hidden, loss
         self.optimizer, self.lr = optimizer, lr
-        self.batch_size, self.epochs = batch_size, epochs
+        self.batch_size, self.epochs, self.class_weight = batch_size, epochs, class_weight
         self.validation, self.patience = validation, patience
         self.metrics, self.callbacks = metrics, callbacks
         self.device, self.dtype = device, dtype
         self.random_state, self.run = random_state, run
         self.trainer_options, self.fit_options, self.verbose = trainer_options, fit_options, verbose
-        if wrong := sorted(parts.keys() - _parts(parts)):
+        hidden_names = {name for name in self._without if getattr(self, name) is not None}
+        if wrong := sorted(hidden_names | parts.keys() - _parts(parts).keys()):
             raise TypeError(
                 f"{type(self).__name__} has no setting {wrong[0]!r}. "
                 "Settings of the module begin with module__, those of the optimizer with optimizer__."

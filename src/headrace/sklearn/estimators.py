@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
@@ -16,10 +14,7 @@ from ..errors import ConfigError
 from ..loss.base import Sum
 from ..loss.classes import CrossEntropy
 from ..loss.elements import MSE
-from ..watch.callback import Callback
 from .base import Estimator
-
-_OWN = ("self", "__class__", "class_weight", "parts")
 
 
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
@@ -46,40 +41,12 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         device: as for `Trainer`.
         dtype: of the rows. Sparse rows become dense one batch at a time.
         random_state: of weights, order, dropout and the rows that are held out. The global generators are restored.
-        run: a directory in which every fit has its own run, named by its rows, targets, weights, settings and
-            `random_state`. The same fit is continued; any other is another run. Code counts by its name: after a change
-            of code, name another directory.
+        run: the directory of the run of one fit, as for `Trainer.fit`: the same fit continues it. It needs a number as
+            `random_state`. Leave it out in a search.
         trainer_options: other arguments of `Trainer`.
         fit_options: other arguments of `fit`.
         verbose: 1 shows a progress bar.
     """
-
-    def __init__(
-        self,
-        module: Any = None,
-        *,
-        hidden: Sequence[int] = (100,),
-        loss: Any = None,
-        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-        lr: float = 1e-3,
-        batch_size: int = 128,
-        epochs: int = 100,
-        class_weight: Mapping[Any, float] | str | None = None,
-        validation: Any = 0.0,
-        patience: int | None = None,
-        metrics: Sequence[Any] = (),
-        callbacks: Sequence[Callback] = (),
-        device: str = "auto",
-        dtype: str = "float32",
-        random_state: Any = None,
-        run: Any = None,
-        trainer_options: Mapping[str, Any] | None = None,
-        fit_options: Mapping[str, Any] | None = None,
-        verbose: int = 0,
-        **parts: Any,
-    ) -> None:
-        super().__init__(**{name: given for name, given in locals().items() if name not in _OWN}, **parts)
-        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
         """Trains a new module on rows and their classes."""
@@ -159,6 +126,8 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     module has an output for each number. Neither rows nor numbers are scaled: use a StandardScaler for the rows, and
     for numbers that are far from 0 or far apart a TransformedTargetRegressor.
     """
+
+    _without = ("class_weight",)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
         """Trains a new module on rows and their numbers."""
