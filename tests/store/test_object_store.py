@@ -1,5 +1,6 @@
 """Runs in an object store: an S3 server over HTTP, behind a proxy that answers badly, vanishes, or kills trainers."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -7,11 +8,13 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 import torch
@@ -21,13 +24,14 @@ from kit.sharded_models import MODELS, by_workers, data, distance, make
 from torch import nn
 
 import headrace as hr
-from headrace.store import claim, mirror, remote
+from headrace.store import claim, mirror, packed, remote
 from headrace.store.cache import folder_of
 
 pytest.importorskip("s3fs")
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)
 DATA = (X, (X[:, 0] > 0).long())
 STEPS, EVERY = 18, 4
+ZIP_BYTES, LARGE = 12_000, "rank-00000.safetensors"  # which then is not in the zip
 KILLS = 10  # at most, in each of twenty slow cases
 
 
@@ -50,7 +54,8 @@ def store(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def quick(expiry_s: float = 2.0) -> None:
-    """Times of this process that suit a test."""
+    """Times of this process that suit a test, and zips so small that some files of a checkpoint are not in them."""
+    packed.ZIP_BYTES = ZIP_BYTES
     claim.EXPIRY_S, claim.POLL_S, mirror.RENEW_S, mirror.REPORT_S = expiry_s, 0.1, 0.2, 0.2
     mirror.FIRST_PATIENCE_S, mirror.PATIENCE_S, remote.SAID_AFTER_S = 20.0, 20.0, 0.5
 
@@ -117,6 +122,16 @@ def names(proxy: Proxy, run: str) -> set[str]:
     return set(remote.Remote(run).objects())
 
 
+def files_of(run: str) -> set[str]:
+    """The names of objects of a run, and of files in zips instead of them."""
+    there, found = remote.Remote(run), set[str]()
+    for name in there.objects():
+        folder, _, last = name.rpartition("/")
+        packed = unzipped(there.read(name) or b"") if last.endswith(".zip") else None
+        found |= {name} if packed is None else {f"{folder}/{each}" for each in packed}
+    return found
+
+
 # --- the same as a folder -------------------------------------------------------------------------------------
 
 
@@ -132,10 +147,10 @@ def test_a_run_in_a_store_ends_as_a_local_one_and_goes_on_anywhere(
         train(run, resume="never")
     assert train(run, resume="must") == reference
 
-    found = names(store, run)
-    local = folder_of(run)
-    files = {str(p.relative_to(local)) for p in local.rglob("*") if p.is_file() and not p.name.startswith(".")}
-    assert {name for name in found if not name.startswith("claim/")} == files - {"lock"} | {"overview.json"}
+    found = {name for name in files_of(run) if not name.startswith("claim/")}
+    folder = folder_of(run)
+    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    assert found == files - {"lock"} | {"overview.json"}
     assert len([name for name in found if name.endswith("/COMMIT")]) in (3, 4)
 
 
@@ -154,9 +169,7 @@ def test_everything_that_names_a_run_reads_it_from_the_store(store: Proxy, tmp_p
     assert len(record.reports) == STEPS // 2
     before = len(store.log)
     hr.Record(run)
-    asked = store.log[before:]
-    assert [line.split("/")[0] for line in asked if line.startswith("LIST")] == [asked[0].split("/")[0]]
-    assert all("COMMIT" in line for line in asked[1:]), "what is here and has not changed is not read again"
+    assert [line.split()[0] for line in store.log[before:]] == ["LIST"], "what has not changed is not read again"
     with pytest.raises(hr.RunError, match=r"there is no run at s3://bucket/nothing"):
         hr.Record("s3://bucket/nothing")
 
@@ -170,17 +183,42 @@ def test_a_run_begins_from_a_parent_in_the_store(store: Proxy, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_order_of_requests_makes_a_checkpoint_complete_or_absent(store: Proxy, tmp_path: Path) -> None:
-    """Data, then the manifest, then the history, and COMMIT last; of old ones COMMIT goes first."""
+    """Large files, then the history, and the zip with COMMIT last; of old ones the zip goes first."""
     train(url(tmp_path), keep=1)
-    puts = [line.partition(" ")[2].partition("/run/")[2] for line in store.log if line.startswith("PUT")]
-    commits = [n for n, name in enumerate(puts) if name.endswith("/COMMIT")]
-    assert len(commits) >= 5
-    for n in commits:
-        folder = puts[n].removesuffix("COMMIT")
+    puts = [line.partition("/run/")[2] for line in store.log if line.startswith("PUT")]
+    zips = [n for n, name in enumerate(puts) if name.endswith(".zip")]
+    assert len(zips) >= 5
+    for n in zips:
+        folder = puts[n].partition("COMMIT-")[0]
         own = [name.removeprefix(folder) for name in puts if name.startswith(folder)]
-        assert own[-2:] == ["manifest.json", "COMMIT"]
-    few = [line for line in store.log if line.startswith("DELETES")]
-    assert len(few) <= 2 * len(commits) + 1
+        assert own[:-1] == [LARGE]
+        assert own[-1].startswith("COMMIT-")
+    gone = [line.partition("/checkpoints/")[2] for line in store.log if line.startswith("DELETE ")]
+    gone = [name for name in gone if name]
+    assert len(gone) >= 4
+    for commit, large in zip(gone[::2], gone[1::2], strict=True):
+        assert commit.endswith(".zip")
+        assert large == f"{commit.partition('/')[0]}/{LARGE}"
+
+
+@pytest.mark.slow
+def test_a_save_of_a_small_model_takes_three_requests(
+    store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zip, the history, and the removal of an old checkpoint; nobody is asked whether the claim holds."""
+    monkeypatch.setattr(packed, "ZIP_BYTES", 8 << 20)
+    monkeypatch.setattr(mirror, "REPORT_S", 60.0)
+    monkeypatch.setattr(mirror, "RENEW_S", 60.0)
+    monkeypatch.setattr(claim, "EXPIRY_S", 120.0)
+    at: dict[int, int] = {}
+
+    def count(info: hr.Info) -> None:
+        at[info.step] = len(store.log)
+
+    train(url(tmp_path), every="2 steps", keep=1, wait=True, callbacks=[hr.Lambda(on_step_end=count)])
+    asked = [line for line in store.log[at[7] : at[17]] if "/checkpoints/" in line or "metrics.jsonl" in line]
+    assert len([line for line in asked if line.endswith(".zip") and line.startswith("PUT")]) == 5
+    assert 10 <= len(store.log[at[7] : at[17]]) <= 15
 
 
 def test_another_file_system_works_too(store: Proxy, reference: str, tmp_path: Path) -> None:
@@ -236,7 +274,7 @@ def test_workers_write_shards_of_a_model_into_the_store(store: Proxy, tmp_path: 
     with start(shards, tmp_path, dict(os.environ), str(local), run, limit_s=90) as child:
         assert child.ending(90) == 0, child.output
     forget(run)
-    assert len([name for name in names(store, run) if "shard-00001-model" in name]) >= 2
+    assert len([name for name in files_of(run) if "shard-00001-model" in name]) >= 2
     weights = [MODELS["layers"]() for _ in range(2)]
     assert [hr.load_weights(model, of, which="last") for model, of in zip(weights, (local, run), strict=True)] == [
         14
@@ -297,18 +335,134 @@ def test_a_store_that_answers_badly_now_and_then_changes_nothing(
     assert hr.Record(run).checkpoints[-1] == STEPS
 
 
+def flip(data: bytes) -> bytes:
+    return data[: len(data) // 3] + bytes([data[len(data) // 3] ^ 1]) + data[len(data) // 3 + 1 :]
+
+
+def zipped(files: dict[str, bytes], compression: int = ZIP_STORED) -> bytes:
+    packed = BytesIO()
+    with warnings.catch_warnings(), ZipFile(packed, "w", compression) as archive:
+        warnings.simplefilter("ignore")  # of a name that is there twice
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return packed.getvalue()
+
+
+def unzipped(data: bytes) -> dict[str, bytes]:
+    with ZipFile(BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def with_other_model(data: bytes) -> bytes:
+    files = unzipped(data)
+    return zipped(files | {"model.safetensors": flip(files["model.safetensors"])})
+
+
+def with_other_manifest(data: bytes) -> bytes:
+    """A manifest and COMMIT that fit each other, and not the name."""
+    files = unzipped(data)
+    manifest = files["manifest.json"].replace(b'"world":1', b'"world":2')
+    assert manifest != files["manifest.json"]
+    return zipped(files | {"manifest.json": manifest, "COMMIT": hashlib.sha256(manifest).hexdigest().encode()})
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a bit": flip,
+    "cut": lambda data: data[:-30],
+    "halved": lambda data: data[: len(data) // 2],
+    "empty": lambda data: zipped({}),
+    "another model": with_other_model,
+    "another manifest": with_other_manifest,
+    "a file less": lambda data: zipped({n: d for n, d in unzipped(data).items() if n != "model.safetensors"}),
+    "compressed": lambda data: zipped(unzipped(data), ZIP_DEFLATED),
+}
+
+
 @pytest.mark.slow
-def test_an_object_that_is_damaged_in_the_store_is_not_loaded(store: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_zip_that_is_damaged_in_the_store_is_not_loaded(damage: str, store: Proxy, tmp_path: Path) -> None:
     run = url(tmp_path)
     train(run)
-    weights = max(name for name in names(store, run) if name.endswith("/model.safetensors") and name[0] == "c")
     there = remote.Remote(run)
-    data = there.read(weights)
-    assert data is not None
-    there.write(weights, data[:-1] + bytes([data[-1] ^ 1]))
+    commit = max(name for name in names(store, run) if name.endswith(".zip"))
+    there.write(commit, DAMAGES[damage](there.read(commit) or b""))
     forget(run)
-    with pytest.warns(UserWarning, match=r"model.safetensors is not what was written.*going on from step-"):
-        hr.load_weights(network(), run, which="last")
+    with pytest.warns(UserWarning, match=r"(cannot be read|is not what was written|says).*going on from step-"):
+        assert hr.load_weights(network(), run, which="last") < STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["a bit", "cut", "of another checkpoint", "gone"])
+def test_a_large_file_that_is_damaged_in_the_store_is_not_loaded(
+    damage: str, store: Proxy, reference: str, tmp_path: Path
+) -> None:
+    run = url(tmp_path)
+    train(run)
+    there = remote.Remote(run)
+    *_, before, last = sorted(name for name in names(store, run) if name.endswith(LARGE))
+    data, other = there.read(last) or b"", there.read(before) or b""
+    assert len(data) == len(other)
+    assert data != other
+    there.remove([last])
+    if damage != "gone":
+        there.write(last, {"a bit": flip(data), "cut": data[:-1], "of another checkpoint": other}[damage])
+    forget(run)
+    with pytest.warns(UserWarning, match=rf"{LARGE} (is not what was|cannot be read).*going on from step-"):
+        assert train(run) == reference
+
+
+@pytest.mark.slow
+def test_names_in_a_zip_that_the_manifest_does_not_have_are_not_written(store: Proxy, tmp_path: Path) -> None:
+    """The negative control: with only these the checkpoint is loaded."""
+    run = url(tmp_path)
+    trained = json.loads(train(run))[0]
+    there = remote.Remote(run)
+    commit = max(name for name in names(store, run) if name.endswith(".zip"))
+    harm = dict.fromkeys(["../../harm", "/tmp/harm", "a/b", "C:\\harm", "harm", "model.safetensors/"], b"harm")
+    there.write(commit, zipped(harm | unzipped(there.read(commit) or b"")))
+    forget(run)
+    model = network()
+    assert hr.load_weights(model, run, which="last") == STEPS
+    assert model[0].weight.tolist() == trained[0]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"harm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [(f"COMMIT-{'0' * 64}.zip", "two trainings have been mixed"), ("COMMIT", "as an earlier layout had")],
+)
+def test_a_checkpoint_that_two_layouts_or_trainings_have_written_is_refused(
+    name: str, match: str, store: Proxy, tmp_path: Path
+) -> None:
+    run = url(tmp_path)
+    train(run)
+    commit = max(name for name in names(store, run) if name.endswith(".zip"))
+    remote.Remote(run).write(f"{commit.rpartition('/')[0]}/{name}", b"0" * 64)
+    for use in (hr.Record, train):
+        with pytest.raises(hr.RunError, match=match):
+            use(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "for ever"])
+def test_a_list_that_names_what_has_been_removed_is_asked_for_again(
+    stays: bool, store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a trainer removes old checkpoints while somebody reads."""
+    run = url(tmp_path)
+    train(run)
+    old = remote.Remote(run).objects()
+    gone = min(name for name in old if name.endswith(".zip"))
+    remote.Remote(run).remove([gone])
+    forget(run)
+    lists, now = [old] * (5 if stays else 1), remote.Remote.objects
+    monkeypatch.setattr(remote.Remote, "objects", lambda self, folder="": lists.pop() if lists else now(self, folder))
+    if stays:
+        with pytest.raises(hr.RunError, match=r"lists an object that cannot be read: .*COMMIT"):
+            hr.Record(run)
+    else:
+        assert hr.Record(run).checkpoints[-1] == STEPS
 
 
 class Away(hr.Callback):
@@ -322,7 +476,7 @@ class Away(hr.Callback):
         self.come = info.step
         if info.step == self.at:
             saved = f"step-{self.at - 1:012d}"
-            while not any(saved in line and line.endswith("/COMMIT") for line in self.store.log):
+            while not any(saved in line and line.endswith(".zip") for line in self.store.log):
                 time.sleep(0.01)  # until the checkpoint before is there
             self.store.rule = lambda method, key: "reset"
         if info.step == self.until:
@@ -441,6 +595,45 @@ def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(
         assert "has been taken over by another trainer" in child.output
     forget(run)
     assert hr.Record(run).checkpoints[-1] == STEPS, "what it wrote meanwhile changes nothing that counts"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+@pytest.mark.parametrize("clock", ["time", "clock_gettime"])
+def test_a_claim_is_asked_for_unless_it_was_renewed_lately_by_every_clock(
+    clock: str, seconds: float, store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One clock runs while the machine sleeps, and the other one may be set."""
+    monkeypatch.setattr(claim, "EXPIRY_S", 60.0)
+    mine = claim.Claim.make(remote.Remote(url(tmp_path)), "mine", [])
+    before = len(store.log)
+    mine.check()
+    assert len(store.log) == before
+    other = claim.Claim.make(mine.remote, "other", ["mine"])
+    now = getattr(time, clock)
+    monkeypatch.setattr(time, clock, lambda *which: now(*which) + seconds)
+    with pytest.raises(hr.RunError, match="taken over by another trainer"):
+        mine.check()
+    other.check()
+    with pytest.raises(hr.RunError, match="taken over by another trainer"):
+        mine.renew(mine.remote)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_renews_its_claim_at_the_moment_of_a_take_over_is_told(store: Proxy, tmp_path: Path) -> None:
+    there = remote.Remote(url(tmp_path))
+    mine = claim.Claim.make(there, "mine", [])
+
+    def rule(method: str, key: str) -> str:
+        if method == "PUT":  # it has asked, and nobody had
+            store.rule = lambda method, key: ""
+            claim.Claim.make(there, "other", ["mine"])
+        return ""
+
+    store.rule = rule
+    mine.renew(there)
+    with pytest.raises(hr.RunError, match="taken over by another trainer"):
+        mine.renew(there)
 
 
 @pytest.mark.slow

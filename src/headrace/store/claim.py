@@ -8,7 +8,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RunError
@@ -18,6 +18,7 @@ from .remote import Object, Remote
 EXPIRY_S = 60.0  # after which a claim that is not renewed is taken over
 RENEW_S = 10.0
 POLL_S = 1.0
+_FOLDER = "claim"
 _NAME = re.compile(r"claim/(\d{6})\.json")
 
 
@@ -28,6 +29,11 @@ class Claim:
     Whether a claim has expired is seen by the times that the store gives its objects, never by a clock of this machine,
     and one that is renewed is alive. All checkpoints of a claim have higher numbers than those of the claims before:
     even a trainer that has slept through its expiry, and goes on writing, changes nothing that counts.
+
+    So `check` need not be certain. It tells a trainer that was asleep before it writes for nothing. Where the claim was
+    renewed less than half of `EXPIRY_S` ago by two clocks of this machine, one of which runs while it sleeps, nobody
+    can have taken the run over, and nothing is asked. A machine that is stopped after a check, or whose clocks both
+    stood still with it, writes a checkpoint that does not count, and is told when it renews its claim next.
     """
 
     remote: Remote
@@ -35,27 +41,38 @@ class Claim:
     token: str
     before: str | None = None
     """The token of the claim before this one."""
+    renewed: tuple[float, ...] = ()
+    """When it was created or renewed last, by the clocks of this machine."""
 
     @classmethod
     def make(cls, remote: Remote, token: str, dead: Collection[str]) -> "Claim":
         """Claims a run; raises if another trainer is at work in it. `dead`: tokens of trainers that have ended."""
         while True:
-            number, before = last_claim(remote, remote.objects())
+            number, before = last_claim(remote, remote.objects(_FOLDER))
             if before is not None:
                 _wait_for_expiry(remote, number, before, dead)
-            claim = cls(remote, number + 1, token, token_of(before))
+            claim = cls(remote, number + 1, token, token_of(before), _clocks())
             if claim._create():
                 remote.remove([_name(number)] if number else [])
                 return claim
 
     def renew(self, remote: Remote) -> None:
         """Says that this trainer is alive; raises if another has taken the run over."""
-        replace(self, remote=remote).check()
+        began = _clocks()
+        self._ask(remote)
         remote.write(_name(self.number), self._text())
+        self.renewed = began
 
     def check(self) -> None:
         """Raises if another trainer has taken the run over."""
-        if token_of(self.remote.read(_name(self.number))) == self.token:
+        passed = [now - then for now, then in zip(_clocks(), self.renewed, strict=True)]
+        if not all(0 <= each < EXPIRY_S / 2 for each in passed):
+            self._ask(self.remote)
+
+    def _ask(self, remote: Remote) -> None:
+        """A claim of a higher number is seen even if this one was written again after it."""
+        number, text = last_claim(remote, remote.objects(_FOLDER))
+        if number == self.number and token_of(text) == self.token:
             return
         raise RunError(
             f"{self.remote.url} has been taken over by another trainer, since this one did not renew its claim for "
@@ -89,6 +106,15 @@ class Claim:
     def _text(self, **more: Any) -> bytes:
         facts = {"token": self.token, "host": socket.gethostname(), "process": os.getpid(), "beat": uuid.uuid4().hex}
         return json.dumps(facts | more).encode()
+
+
+def _clocks() -> tuple[float, float]:
+    """The seconds of a clock that nobody sets, and those of the day; both also run while the machine sleeps.
+
+    Where the system has no such clock, the first does not.
+    """
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot), time.time()
 
 
 def last_claim(remote: Remote, objects: Mapping[str, Object]) -> tuple[int, bytes | None]:
@@ -125,7 +151,7 @@ def _age(remote: Remote, name: str) -> float:
     """For how many seconds an object has been there, by the clock of the store: it is asked to write another."""
     probe = f"claim/clock-{uuid.uuid4().hex}"
     remote.write(probe, b"")
-    objects = remote.objects()
+    objects = remote.objects(_FOLDER)
     remote.remove([probe])
     now, then = (objects[each].modified if each in objects else None for each in (probe, name))
     return 0.0 if now is None or then is None else max(0.0, now - then)

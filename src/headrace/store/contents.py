@@ -170,7 +170,7 @@ class Opened:
         data = self._read(MANIFEST, MANIFEST_BYTES)
         if commit.strip() != hashlib.sha256(data).hexdigest().encode():
             raise CorruptError(f"{self.path / MANIFEST} is not what {COMMIT} says: its sha256 differs.")
-        return _manifest(from_json(data, str(self.path / MANIFEST)), self.path)
+        return parse_manifest(data, self.path)
 
     def verify(self, manifest: Manifest) -> None:
         """Raises unless every file has the bytes that were written."""
@@ -273,8 +273,10 @@ def opened(path: Path) -> Iterator[Opened]:
         os.close(descriptor)
 
 
-def _manifest(found: Any, path: Path) -> Manifest:
+def parse_manifest(data: bytes, path: Path) -> Manifest:
+    """The manifest that these bytes are, of the checkpoint in this directory."""
     where = path / MANIFEST
+    found = from_json(data, str(where))
     if not isinstance(found, dict) or type(found.get("format")) is not int or found["format"] < 1:
         raise CorruptError(f"{where} has no format number.")
     if found["format"] != FORMAT:

@@ -13,12 +13,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from ..errors import CorruptError, RunError
+from ..errors import RunError
 from . import disk
 from .cache import State, folder_of, make_room
 from .claim import RENEW_S, Claim, last_claim, token_of
-from .contents import COMMIT, MANIFEST, MODEL, opened
+from .contents import COMMIT, MODEL
 from .document import parse_document
+from .packed import download, is_here, places_in, sha256_in, upload
 from .place import Place
 from .remote import PATIENCE_S, Object, Remote
 from .run import BEST, CHECKPOINTS, LOCK, METRICS, RUN, lock_run
@@ -48,7 +49,7 @@ def fetched(url: str) -> Path:
             return folder
         state = State.of(folder)
         if state.uploaded or state.holds is None or token_of(last_claim(remote, objects)[1]) != state.holds:
-            _download(remote, folder, objects, state)
+            _make_equal(remote, folder, objects, state)
             state.write(folder)
     return folder
 
@@ -69,9 +70,9 @@ def overviews(url: str) -> dict[str, dict[str, Any]]:
 class Mirror:
     """A run of an object store in which a training is at work.
 
-    Its folder is used as that of any run. After a checkpoint is complete there, `upload` writes it to the store: data
-    and manifest, the reports that it has seen, COMMIT last; then it removes older ones. A thread uploads reports and
-    renews the claim on the run.
+    Its folder is used as that of any run. After a checkpoint is complete there, `upload` writes it to the store: large
+    files, the reports that it has seen, the zip with COMMIT last; then it removes older ones. A thread uploads reports
+    and renews the claim on the run.
     """
 
     def __init__(self, url: str, overview: Callable[[Path], dict[str, Any]]) -> None:
@@ -160,35 +161,27 @@ class Mirror:
         objects = self._remote.objects()
         self._sent: dict[str, tuple[int, int]] = {}
         if self._state.holds is None or self._claim.before != self._state.holds:
-            _download(self._remote, self.folder, objects, self._state)
+            objects = _make_equal(self._remote, self.folder, objects, self._state)
             self._sent = {name: _facts(file) for name, file in _reports(self.folder).items()}
         self._state.holds, self._state.uploaded = self._claim.token, False
         self._state.write(self.folder)
-        self._places = _places_in(objects)
-        unfinished = [
-            name for place, names in self._places.items() if COMMIT not in names for name in _of(place, names)
-        ]
-        self._remote.remove(unfinished)
-        self._places = {place: names for place, names in self._places.items() if COMMIT in names}
+        places = places_in(objects)
+        self._places = {place: names for place, names in places.items() if sha256_in(place, names) is not None}
+        self._remote.remove(_at(place, name) for place in places.keys() - self._places for name in places[place])
 
     def _upload_checkpoint(self, name: str) -> None:
-        folder = self.folder / CHECKPOINTS / name
-        names = sorted(os.listdir(folder), key=lambda file: (file == COMMIT, file == MANIFEST))
-        for file in names:
-            if file == COMMIT:
-                for report in (RUN, METRICS):  # without which it could not be used
-                    self._send(self._remote, report)
-                self._claim.check()
-            self._remote.upload(folder / file, f"{CHECKPOINTS}/{name}/{file}")
-        self._places[name] = names
+        def before_commit() -> None:
+            for report in (RUN, METRICS):  # without which it could not be used
+                self._send(self._remote, report)
+            self._claim.check()
+
+        self._places[name] = upload(self._remote, self.folder / CHECKPOINTS / name, before_commit)
 
     def _remove(self, places: list[str]) -> None:
         """Removes checkpoints from the store: first what makes them valid, then the rest."""
-        gone = {place: self._places.pop(place) for place in places}
-        self._remote.remove(f"{CHECKPOINTS}/{place}/{COMMIT}" for place in gone)
-        self._remote.remove(
-            name for place, names in gone.items() for name in _of(place, [n for n in names if n != COMMIT])
-        )
+        gone = [(place, name) for place in places for name in self._places.pop(place)]
+        for is_commit in (True, False):
+            self._remote.remove(_at(place, name) for place, name in gone if name.startswith(COMMIT) == is_commit)
 
     def _run(self) -> None:
         """In the thread: uploads reports, and says that the trainer is alive."""
@@ -234,28 +227,38 @@ class Mirror:
 
     def _same_file(self, name: str, inode: int) -> str | None:
         """The object that a file is, too: the best weights are those of a checkpoint."""
-        for place in self._places if name == f"{BEST}/{MODEL}" else ():
+        for place, names in self._places.items() if name == f"{BEST}/{MODEL}" else ():
             model = self.folder / CHECKPOINTS / place / MODEL
-            if model.is_file() and model.stat().st_ino == inode:
-                return f"{CHECKPOINTS}/{place}/{MODEL}"
+            if MODEL in names and model.is_file() and model.stat().st_ino == inode:
+                return _at(place, MODEL)
         return None
 
 
 # --- equal to the store ---------------------------------------------------------------------------------------
 
 
+def _make_equal(remote: Remote, folder: Path, objects: dict[str, Object], state: State) -> dict[str, Object]:
+    """Makes a folder equal to the store, and again if a trainer has removed something meanwhile; the last list."""
+    while True:
+        try:
+            _download(remote, folder, objects, state)
+            return objects
+        except FileNotFoundError as error:
+            before, objects = objects, remote.objects()
+            if objects == before:
+                raise RunError(f"{remote.url} lists an object that cannot be read: {error}") from error
+
+
 def _download(remote: Remote, folder: Path, objects: dict[str, Object], state: State) -> None:
-    """Makes a folder equal to the store. Objects that are there already are not read again."""
+    """Objects that are in the folder already are not read again."""
     wanted = {name: facts for name, facts in objects.items() if _is_safe(name) and not name.startswith(_NOT_OF_THE_RUN)}
-    places = {place for place, names in _places_in(wanted).items() if COMMIT in names}
-    commits = remote.read_many(f"{CHECKPOINTS}/{place}/{COMMIT}" for place in places)
+    hashes = {place: sha256_in(place, names) for place, names in places_in(wanted).items()}
     for path in list((folder / CHECKPOINTS).glob("*")):
-        if path.name not in places or not _has(path, commits[f"{CHECKPOINTS}/{path.name}/{COMMIT}"]):
+        if not is_here(path, hashes.get(path.name)):
             disk.remove_tree(path) if path.is_dir() else disk.unlink(path)
-    for place in sorted(places):
-        if not (folder / CHECKPOINTS / place).exists():
-            names = {name: facts for name, facts in wanted.items() if name.startswith(f"{CHECKPOINTS}/{place}/")}
-            _download_checkpoint(remote, folder, place, names, commits[f"{CHECKPOINTS}/{place}/{COMMIT}"])
+    for place, sha256 in sorted(hashes.items()):
+        if sha256 is not None and not (path := folder / CHECKPOINTS / place).exists():
+            download(remote, path, wanted, sha256)
     reports = {name: facts for name, facts in wanted.items() if not name.startswith(f"{CHECKPOINTS}/")}
     for name, file in _reports(folder).items():
         if name not in reports:
@@ -273,44 +276,9 @@ def _download(remote: Remote, folder: Path, objects: dict[str, Object], state: S
     state.holds, state.uploaded = None, True
 
 
-def _download_checkpoint(remote: Remote, folder: Path, place: str, objects: dict[str, Object], commit: bytes) -> None:
-    """Downloads a checkpoint; one whose hashes differ is read twice more, and is then refused by whoever loads it."""
-    path = folder / CHECKPOINTS / place
-    for attempt in range(3):
-        disk.make_dirs(path)
-        for name, facts in objects.items():
-            if not name.endswith(f"/{COMMIT}"):
-                remote.download(name, folder / name, facts.size)
-        (path / f".{COMMIT}.new").write_bytes(commit)
-        disk.publish(path / f".{COMMIT}.new", path / COMMIT)
-        try:
-            with opened(path) as directory:
-                directory.verify(directory.manifest())
-            return
-        except CorruptError:
-            if attempt < 2:
-                disk.remove_tree(path)
-
-
-def _has(path: Path, commit: bytes) -> bool:
-    """Whether a directory is a checkpoint with this COMMIT."""
-    with suppress(OSError):
-        return path.is_dir() and disk.read_file(path / COMMIT, 256) == commit
-    return False
-
-
-def _places_in(objects: dict[str, Object]) -> dict[str, list[str]]:
-    """The files of the directories of checkpoints among these objects."""
-    found: dict[str, list[str]] = {}
-    for name in objects:
-        parts = name.split("/")
-        if len(parts) == 3 and parts[0] == CHECKPOINTS and Place.of(parts[1]) is not None:
-            found.setdefault(parts[1], []).append(parts[2])
-    return found
-
-
-def _of(place: str, names: list[str]) -> list[str]:
-    return [f"{CHECKPOINTS}/{place}/{name}" for name in names]
+def _at(place: str, name: str) -> str:
+    """The object that a file of a checkpoint is."""
+    return f"{CHECKPOINTS}/{place}/{name}"
 
 
 def _complete(folder: Path) -> list[Place]:

@@ -20,7 +20,8 @@ EXTRAS |= dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure"))
 PATIENCE_S = 600.0  # that a store which does not answer is tried for
 SAID_AFTER_S = 5.0
 _LONGEST_PAUSE_S = 10.0
-_SMALL = {"start": 0, "end": 16 << 20}  # without them s3fs asks for the size first
+READ_BYTES = 64 << 20  # that a small object has at most
+_SMALL = {"start": 0, "end": READ_BYTES}  # without them s3fs asks for the size first
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
@@ -29,8 +30,13 @@ class Object:
     """An object in a listing. `version` changes when it is written anew; `modified` is by the store's clock."""
 
     size: int
-    version: str
+    tag: str
+    """The store's own name for these bytes, if it has one."""
     modified: float | None
+
+    @property
+    def version(self) -> str:
+        return self.tag or str(self.modified)
 
 
 class Remote:
@@ -40,11 +46,11 @@ class Remote:
         self.url, self.patience_s = url.rstrip("/"), patience_s
         self._fs, self._root = _file_system(self.url)
 
-    def objects(self) -> dict[str, Object]:
-        """All objects: a request for each thousand."""
-        found = self.insist("listing", lambda: self._fs.find(self._root, detail=True))
+    def objects(self, folder: str = "") -> dict[str, Object]:
+        """All objects, or those in a folder: a request for each thousand."""
+        found = self.insist("listing", lambda: self._fs.find(self._at(folder).rstrip("/"), detail=True))
         start = len(self._root) + 1
-        return {path[start:]: _object(facts) for path, facts in found.items() if facts["type"] == "file"}
+        return {path[start:]: object_of(facts) for path, facts in found.items() if facts["type"] == "file"}
 
     def folders(self) -> list[str]:
         """The names of what lies directly below the URL, as folders do."""
@@ -99,8 +105,13 @@ class Remote:
         """Removes objects, of which some may not be there any more."""
         paths = [self._at(name) for name in names]
         for start in range(0, len(paths), 1000):
+            call = (
+                partial(self._fs.rm, paths[start : start + 1000])
+                if len(paths) > 1
+                else partial(self._fs.rm_file, *paths)
+            )
             with suppress(FileNotFoundError):
-                self.insist("removing", partial(self._fs.rm, paths[start : start + 1000]))
+                self.insist("removing", call)
 
     def insist(self, what: str, call: Callable[[], Result]) -> Result:
         """Makes a call again, after longer and longer pauses, until it works or the patience ends."""
@@ -149,13 +160,14 @@ def _file_system(url: str) -> tuple[Any, str]:
     return fs, root.rstrip("/")
 
 
-def _object(facts: dict[str, Any]) -> Object:
+def object_of(facts: dict[str, Any]) -> Object:
+    """An object, as fsspec describes it."""
     modified = next((facts[name] for name in _TIMES if facts.get(name) is not None), None)
     if isinstance(modified, str):
         modified = datetime.fromisoformat(modified)
     seconds = modified.timestamp() if isinstance(modified, datetime) else modified
-    version = str(facts.get("ETag") or facts.get("etag") or facts.get("generation") or seconds)
-    return Object(int(facts.get("size") or 0), version, seconds)
+    tag = str(facts.get("ETag") or facts.get("etag") or facts.get("generation") or "")
+    return Object(int(facts.get("size") or 0), "" if tag.startswith("W/") else tag, seconds)  # W/: perhaps other bytes
 
 
 def _is_final(error: Exception) -> bool:
