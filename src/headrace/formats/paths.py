@@ -4,13 +4,14 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError, HeadraceError
+from ..store.remote import Object, object_of
 from .lazy import fs, pa
 
 SUFFIXES = {
@@ -44,6 +45,8 @@ class DataFile:
     """The fsspec file system that it is on; none for a local one."""
     size: int = 0
     stamp: tuple[int, ...] = field(default=(), compare=False)
+    object: Object | None = None
+    """What its store says of a file behind fsspec."""
 
     @classmethod
     def local(cls, path: str) -> "DataFile":
@@ -52,8 +55,10 @@ class DataFile:
         return cls(where, path, size=stamp[0], stamp=stamp)
 
     @classmethod
-    def behind(cls, remote: Any, path: str, url: str) -> "DataFile":
-        return cls(path, url, remote, size=int(remote.size(path) or 0))
+    def behind(cls, remote: Any, facts: dict[str, Any], url: str = "") -> "DataFile":
+        """A file that fsspec has described."""
+        found, path = object_of(facts), facts["name"]
+        return cls(path, url or remote.unstrip_protocol(path), remote, found.size, object=found)
 
     def __str__(self) -> str:
         return self.shown
@@ -91,19 +96,29 @@ class DataFile:
                 "Open the table again; write new data under another name."
             )
 
+    @cached_property
+    def local_path(self) -> str | None:
+        """Where the file is on this machine; of one behind fsspec a copy, if there is room for it."""
+        if self.remote is None or self.object is None:
+            return self.path
+        from ..store.cache import copy_of
+
+        copy = copy_of(self.remote, self.path, self.object)
+        return None if copy is None else str(copy)
+
     def open(self) -> Any:
-        """The file as Arrow reads it, by seeking: mapped where it is local."""
-        if self.remote is None:
+        """The file as Arrow reads it, by seeking: mapped where it is on this machine."""
+        if self.local_path is not None:
             return pa.BufferReader(self.load())
         return fs.PyFileSystem(fs.FSSpecHandler(self.remote)).open_input_file(self.path)
 
     def load(self) -> Any:
-        """The whole file as an Arrow buffer: mapped where it is local, read where it is not. It is closed again."""
-        if self.remote is not None:
+        """All bytes as an Arrow buffer: mapped where the file is on this machine, else read. It is closed again."""
+        if self.local_path is None:
             return pa.py_buffer(self.remote.cat_file(self.path))
         if not self.size:
             raise DataError(f"{self} is empty.")
-        with pa.memory_map(self.path) as mapped:
+        with pa.memory_map(self.local_path) as mapped:
             return mapped.read_buffer()
 
 
@@ -207,22 +222,25 @@ def _remote(url: str) -> list[DataFile]:
     except ImportError:
         raise ConfigError(f"reading {url} needs fsspec. Install it: pip install fsspec.") from None
     try:
-        remote, path = fsspec.core.url_to_fs(url)
+        remote, path = fsspec.core.url_to_fs(url, use_listings_cache=False)  # which may be old
     except (ImportError, ValueError) as error:
         raise ConfigError(f"cannot read {url}: {str(error).rstrip('.')}.") from None
     if isinstance(remote, LocalFileSystem):
         return find(path)
     with reading(url):
+        with suppress(FileNotFoundError):
+            if _kind(path) and (facts := remote.info(path))["type"] == "file":  # in one request
+                return [DataFile.behind(remote, facts, url)]
         if remote.isdir(path):
-            names = [each for each in sorted(remote.ls(path, detail=False)) if _is_data(each)]
-            return _of_directory([DataFile.behind(remote, name, remote.unstrip_protocol(name)) for name in names], url)
+            inside = sorted(remote.ls(path, detail=True), key=lambda facts: str(facts["name"]))
+            return _of_directory([DataFile.behind(remote, facts) for facts in inside if _is_data(facts["name"])], url)
         if remote.exists(path):
-            return [DataFile.behind(remote, path, url)]
-        names = sorted(remote.glob(path)) if glob.has_magic(path) else []
-        if not names:
+            return [DataFile.behind(remote, remote.info(path), url)]
+        found = remote.glob(path, detail=True) if glob.has_magic(path) else {}
+        if not found:
             raise DataError(f"there is no file {url}.")
-        _refuse_partitions(names, path)
-        return _of_one_kind([DataFile.behind(remote, name, remote.unstrip_protocol(name)) for name in names], url)
+        _refuse_partitions(sorted(found), path)
+        return _of_one_kind([DataFile.behind(remote, facts) for _, facts in sorted(found.items())], url)
 
 
 def _is_data(path: str) -> bool:

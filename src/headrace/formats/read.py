@@ -66,7 +66,7 @@ def joined(table: Any) -> list[Any]:
 
 def read_parquet(file: DataFile, select: Select, types: Types) -> Batches:
     """A Parquet file."""
-    opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
+    opened = pq.ParquetFile(file.open(), pre_buffer=file.local_path is None)
     schema, metadata = opened.schema_arrow, opened.metadata
     names = select(schema.names, index_in(schema))
     groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
@@ -115,7 +115,7 @@ def read_ipc(file: DataFile, select: Select, types: Types) -> Batches:
     batches = [batch.select(names) for batch in batches]
     if head != b"ARROW1" or _inside(batches, data):
         rows = [batch.num_rows for batch in batches if batch.num_rows]
-        mapped = file.remote is None and _inside(batches, data)
+        mapped = file.local_path is not None and _inside(batches, data)
         size = sum(batch.get_total_buffer_size() for batch in batches)
         return Batches(lambda: batches, size, max(rows, default=0), mapped, kept)
     options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
