@@ -10,6 +10,7 @@ import pytest
 import torch
 from kit.in_run import in_run
 from kit.sampled import sampled
+from kit.small import same, state
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ class Script(hr.Callback):
     def on_step_end(self, info: hr.Info) -> None:
         self.epoch = info.epoch
         if info.ends_epoch:
-            self.weights[self.epoch] = values(info.trainer.model)
+            self.weights[self.epoch] = state(info.trainer.model)
 
     def loss(self, out: Tensor, y: Tensor) -> Tensor:
         return torch.tensor(float(self.losses[self.epoch - 1]))
@@ -42,15 +43,6 @@ class Script(hr.Callback):
 def network(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
-
-
-def values(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(a: nn.Module | dict[str, Tensor], b: nn.Module | dict[str, Tensor]) -> bool:
-    one, other = (x.state_dict() if isinstance(x, nn.Module) else x for x in (a, b))
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def make(script: Script, seed: int = 0, **options: Any) -> hr.Trainer:
@@ -248,7 +240,7 @@ def test_a_number_that_will_not_come_is_refused_before_the_first_update(
     mode: str, monitor: str, val: Any, said: str
 ) -> None:
     trainer = make(Script([]), eval_loss=None, metrics=["accuracy"])
-    before = values(trainer.model)
+    before = state(trainer.model)
     with pytest.raises(hr.ConfigError, match=said):
         trainer.fit(DATA, val, DATA, epochs=2, callbacks=[hr.EarlyStopping(monitor, mode=mode)], progress=False)
     assert same(trainer.model, before)
@@ -489,7 +481,7 @@ def test_a_best_step_is_kept_wherever_it_is_marked(where: str, kept: str, tmp_pa
             info.log({"s": abs(info.step - 7)})
         elif where == "mark" and info.step == 7:
             info.mark_best("s", 0.0, 7, restore=True)
-        best = values(model) if info.step == 7 else best
+        best = state(model) if info.step == 7 else best
     assert info.history.best is not None or where != "log"
     assert info.history.marked == 7
     assert same(model, best), "the model ends as it was at its best"
@@ -506,7 +498,7 @@ def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report(tmp_
         for info in trainer.steps(DATA, epochs=3, run=hr.Run(tmp_path / "run", keep=1, every="3 epochs")):
             if info.step == 10:
                 info.mark_best("s", 0.0, 10)
-                best = values(model)
+                best = state(model)
         return best
 
     best = hr.launch(main, workers=2)

@@ -18,7 +18,6 @@ import headrace as hr
 from headrace.store.document import read_row
 from headrace.watch.charts import axis_of, panels, thin
 from headrace.watch.history import heads
-from headrace.watch.monitor import mode_of
 from headrace.watch.rows import by_step, column, written
 
 NAN = math.nan
@@ -40,60 +39,39 @@ def losses(*values: float, marked: int | None = None) -> hr.History:
 # --- the best row ----------------------------------------------------------------------------------------
 
 
-def test_the_best_row_is_that_with_the_least_loss_of_the_validation() -> None:
-    found = losses(3.0, 1.0, 2.0)
-    assert found.best is found.rows[1]
+BEST = {
+    "the least loss of the validation": (losses(3.0, 1.0, 2.0), 20),
+    "the marked step, whatever the losses are": (losses(3.0, 1.0, 2.0, marked=30), 30),
+    "a marked step without a row is no answer": (losses(3.0, 1.0, 2.0, marked=15), 20),
+    "without a validation the loss of the training": (history({"train/loss": 2.0}, {"train/loss": 1.0}), 20),
+    "never NaN": (losses(NAN, 2.0, NAN), 20),
+    "where the validation is NaN, the loss of the training": (losses(NAN, NAN), 10),
+    "the first of equal rows": (losses(1.0, 1.0), 10),
+    "nothing of NaN": (history({"val/loss": NAN}), None),
+    "nothing of no numbers": (history({}), None),
+    "nothing of nothing": (hr.History(), None),
+}
 
 
-def test_a_marked_step_is_the_best_whatever_the_losses_are() -> None:
-    assert losses(3.0, 1.0, 2.0, marked=30).best["step"] == 30  # type: ignore[index]
-
-
-def test_a_marked_step_without_a_row_is_no_answer() -> None:
-    assert losses(3.0, 1.0, 2.0, marked=15).best["step"] == 20  # type: ignore[index]
-
-
-def test_without_a_validation_the_loss_of_the_training_tells() -> None:
-    assert history({"train/loss": 2.0}, {"train/loss": 1.0}).best["step"] == 20  # type: ignore[index]
-
-
-def test_nan_is_never_the_best() -> None:
-    assert losses(NAN, 2.0, NAN).best["step"] == 20  # type: ignore[index]
-    assert losses(NAN, NAN).best["step"] == 10, "the loss of the training tells"  # type: ignore[index]
-    assert history({"val/loss": NAN}).best is None
-    assert history({"val/f1": NAN}, {"val/f1": -3.0}, {"val/f1": NAN}).best_by("val/f1")["step"] == 20  # type: ignore[index]
-
-
-def test_nothing_is_the_best_of_nothing() -> None:
-    assert hr.History().best is None
-    assert hr.History().best_by("val/loss") is None
-    assert history({}).best is None
+@pytest.mark.parametrize("case", BEST)
+def test_the_best_row_is(case: str) -> None:
+    found, step = BEST[case]
+    assert (None if found.best is None else found.best["step"]) == step
+    assert step is None or any(found.best is row for row in found.rows), "no copy"
 
 
 def test_best_by_infers_what_is_better_from_the_name() -> None:
     found = history({"val/f1": 0.1, "val/error": 0.1, "mine": -1}, {"val/f1": 0.9, "val/error": 0.9, "mine": -2})
     assert [found.best_by(key)["step"] for key in ("val/f1", "val/error")] == [20, 10]  # type: ignore[index]
     assert [found.best_by("mine", mode)["step"] for mode in ("min", "max")] == [20, 10]  # type: ignore[index]
+    assert history({"val/f1": NAN}, {"val/f1": -3.0}, {"val/f1": NAN}).best_by("val/f1")["step"] == 20  # type: ignore[index]
+    assert hr.History().best_by("val/loss") is None
     with pytest.raises(hr.ConfigError, match="small or large is not known: say mode="):
         found.best_by("mine")
     with pytest.raises(hr.ConfigError, match=r"unknown key 'val/f2'\. Did you mean 'val/f1'\?"):
         found.best_by("val/f2")
     with pytest.raises(hr.ConfigError, match="mode= is 'min', 'max' or 'auto', got 'small'"):
         found.best_by("mine", "small")
-
-
-def test_the_first_of_equal_rows_is_the_best() -> None:
-    assert losses(1.0, 1.0).best["step"] == 10  # type: ignore[index]
-
-
-def test_the_mode_is_of_the_metric_whoever_it_was_measured_on() -> None:
-    assert [mode_of(key) for key in ("val/loss/l2", "train/mae", "loss", "test/f1:weighted", "val/top-3")] == [
-        "min",
-        "min",
-        "min",
-        "max",
-        "max",
-    ]
 
 
 # --- as a frame ------------------------------------------------------------------------------------------

@@ -8,29 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit import small
 from kit.sampled import sampled
+from kit.small import BATCH, ROWS, same
 from torch import Tensor, nn
 
 import headrace as hr
 
-ROWS, BATCH = 50, 16  # batches of 16, 16, 16 and 2
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def make(kind: type[hr.Trainer] = hr.Trainer, **options: Any) -> hr.Trainer:
-    model = network()
-    return kind(model, **{"loss": hr.CrossEntropy(), "optimizer": sgd(model), "batch_size": BATCH} | options)
+X, Y = DATA = small.data()
 
 
 def raw_loop(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> Any:
@@ -43,10 +28,6 @@ def raw_loop(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) ->
             optimizer.step()
             step += 1
             yield step
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(map(torch.equal, a.state_dict().values(), b.state_dict().values()))
 
 
 class Recorder(hr.Callback):
@@ -91,7 +72,7 @@ class Recorder(hr.Callback):
 
 
 def test_hooks_are_called_in_a_fixed_order() -> None:
-    seen, trainer = Recorder(), make(macrobatch=2 * BATCH)
+    seen, trainer = Recorder(), small.trainer(macrobatch=2 * BATCH)
     history = trainer.fit(DATA, DATA, DATA, epochs=2, progress=False, callbacks=[seen])
     epoch = ["epoch {}", "step {}", "step {}", "macrobatch {}", "step {}", "step {}", "macrobatch {}"]
     first = [text.format(n) for text, n in zip(epoch, (0, 1, 2, 2, 3, 4, 4), strict=True)]
@@ -124,7 +105,7 @@ def test_several_callbacks_are_called_in_the_order_given_and_see_the_model_in_tr
         def on_step_end(self, info: hr.Info) -> None:
             calls.append((self.name, info.trainer.model.training))
 
-    make().fit(DATA, steps=2, progress=False, callbacks=[Named("a"), Named("b")])
+    small.trainer().fit(DATA, steps=2, progress=False, callbacks=[Named("a"), Named("b")])
     assert calls == [("a", True), ("b", True)] * 2
 
 
@@ -132,14 +113,14 @@ def test_several_callbacks_are_called_in_the_order_given_and_see_the_model_in_tr
     ("at", "steps"), [("fit 0", 0), ("epoch 0", 1), ("step 3", 3), ("macrobatch 2", 2), ("epoch over 4", 4)]
 )
 def test_a_request_to_stop_ends_the_training_after_the_update_at_hand(at: str, steps: int) -> None:
-    seen, trainer = Recorder(stop_at=at), make(macrobatch=2 * BATCH)
+    seen, trainer = Recorder(stop_at=at), small.trainer(macrobatch=2 * BATCH)
     history = trainer.fit(DATA, DATA, DATA, epochs=3, progress=False, callbacks=[seen])
     assert history.stopped == "asked to"
     assert history.last["step"] == steps
     assert "test/loss" in history.last
     assert steps == 0 or {"train/loss", "val/loss"} <= history.last.keys()
     assert seen.calls[-1] == f"fit over {steps}"
-    assert equal(trainer.model, network()) == (steps == 0)
+    assert same(trainer.model, small.model()) == (steps == 0)
 
 
 ERRORS = [KeyError("on purpose"), KeyboardInterrupt(), SystemExit(3)]
@@ -155,7 +136,7 @@ PLACES = ["fit 0", "epoch 4", "step 3", "macrobatch 4", "validated 4", "epoch ov
 )
 def test_an_exception_reaches_on_error_of_everybody_and_then_the_caller(at: str, error: BaseException) -> None:
     first, failing, last = Recorder(), Recorder(raise_at=at, error=error), Recorder()
-    trainer = make()
+    trainer = small.trainer()
     with pytest.raises(type(error)) as caught:
         trainer.fit(DATA, DATA, epochs=3, progress=False, callbacks=[first, failing, last])
     assert caught.value is error
@@ -170,7 +151,7 @@ def test_an_exception_reaches_on_error_of_everybody_and_then_the_caller(at: str,
 def test_an_error_of_the_data_reaches_on_error_too() -> None:
     seen = Recorder()
     with pytest.raises(hr.DataError):
-        make().fit((X, Y + 1), epochs=1, progress=False, callbacks=[seen])
+        small.trainer().fit((X, Y + 1), epochs=1, progress=False, callbacks=[seen])
     assert seen.calls == ["fit 0", "epoch 0", "error 0"]
 
 
@@ -183,15 +164,15 @@ class Mixup(hr.Trainer):
 
 
 def test_a_train_step_may_change_the_batch_and_call_the_original() -> None:
-    trainer, raw = make(Mixup), network()
-    optimizer = sgd(raw)
+    trainer, raw = small.trainer(kind=Mixup), small.model()
+    optimizer = small.momentum(raw)
     history = trainer.fit(DATA, epochs=2, progress=False)
     for epoch in range(2):
         for rows in torch.from_numpy(hr.Order(ROWS, seed=0).indices(epoch, 0, ROWS)).split(BATCH):
             optimizer.zero_grad()
             F.cross_entropy(raw(0.7 * X[rows] + 0.3 * X[rows].flip(0)), Y[rows]).backward()
             optimizer.step()
-    assert equal(trainer.model, raw)
+    assert same(trainer.model, raw)
     assert history["train/loss"][1] < history["train/loss"][0]
 
 
@@ -207,16 +188,16 @@ class Own(hr.Trainer):
 
 
 def test_a_train_step_may_be_an_update_of_its_own() -> None:
-    trainer, raw = make(Own, arena=False), network()
+    trainer, raw = small.trainer(kind=Own, arena=False), small.model()
     history = trainer.fit(DATA, DATA, epochs=3, progress=False)
-    list(raw_loop(raw, sgd(raw), epochs=3))
+    list(raw_loop(raw, small.momentum(raw), epochs=3))
     assert {"train/loss", "train/loss/own", "val/loss"} <= history.last.keys()
-    assert not equal(trainer.model, network())
-    assert equal(trainer.model, raw)
+    assert not same(trainer.model, small.model())
+    assert same(trainer.model, raw)
 
 
 def test_an_own_train_step_serves_step_as_well() -> None:
-    trainer = make(Own, arena=False)
+    trainer = small.trainer(kind=Own, arena=False)
     losses = [float(trainer.step(DATA)["own"]) for _ in range(5)]
     assert losses[-1] < losses[0]
 
@@ -228,7 +209,7 @@ def test_a_train_step_that_returns_something_else_is_told_so(result: Any) -> Non
             return result
 
     with pytest.raises(hr.ConfigError, match=f"train_step.*{type(result).__name__}"):
-        make(Returns).fit(DATA, epochs=1, progress=False)
+        small.trainer(kind=Returns).fit(DATA, epochs=1, progress=False)
 
 
 def test_an_evaluate_step_may_change_the_batch() -> None:
@@ -236,8 +217,8 @@ def test_an_evaluate_step_may_change_the_batch() -> None:
         def evaluate_step(self, batch: hr.Batch) -> Any:
             return super().evaluate_step(hr.Batch({"x": batch["x"] / 2, "y": batch["y"]}))
 
-    expected = make(metrics=["accuracy"]).validate((X / 2, Y))
-    assert make(Halved, metrics=["accuracy"]).validate(DATA) == pytest.approx(expected)
+    expected = small.trainer(metrics=["accuracy"]).validate((X / 2, Y))
+    assert small.trainer(kind=Halved, metrics=["accuracy"]).validate(DATA) == pytest.approx(expected)
 
 
 def test_an_evaluate_step_may_return_losses_by_name() -> None:
@@ -245,7 +226,7 @@ def test_an_evaluate_step_may_return_losses_by_name() -> None:
         def evaluate_step(self, batch: hr.Batch) -> Any:
             return {"rows": torch.tensor(float(batch.rows))}
 
-    assert make(Named).validate((X[:32], Y[:32]))["val/loss/rows"] == 16.0
+    assert small.trainer(kind=Named).validate((X[:32], Y[:32]))["val/loss/rows"] == 16.0
 
 
 def change_rate(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -271,17 +252,17 @@ def write(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 @pytest.mark.parametrize("change", [change_rate, change_momentum, change_decay, freeze, write])
 def test_what_is_changed_between_two_steps_takes_effect_in_the_next(change: Any) -> None:
-    trainer, raw, still = make(), network(), network()
-    optimizer = sgd(raw)
+    trainer, raw, still = small.trainer(), small.model(), small.model()
+    optimizer = small.momentum(raw)
     for info in trainer.steps(DATA, epochs=2):
         if info.step == 3:
             change(trainer.optimizer, trainer.model)
     for step in raw_loop(raw, optimizer, epochs=2):
         if step == 3:
             change(optimizer, raw)
-    assert equal(trainer.model, raw)
-    list(raw_loop(still, sgd(still), epochs=2))
-    assert not equal(trainer.model, still)
+    assert same(trainer.model, raw)
+    list(raw_loop(still, small.momentum(still), epochs=2))
+    assert not same(trainer.model, still)
     assert change is not change_rate or info.rate == 0.01
 
 
@@ -290,7 +271,7 @@ LIVE: dict[str, Any] = {"clip_norm": 0.01, "clip_value": 0.001, "microbatch": 3}
 
 @pytest.mark.parametrize("name", LIVE)
 def test_a_setting_that_is_changed_between_two_steps_holds_from_the_next_one_on(name: str) -> None:
-    changed, before, after = make(), make(), make(**{name: LIVE[name]})
+    changed, before, after = small.trainer(), small.trainer(), small.trainer(**{name: LIVE[name]})
     for info in changed.steps(DATA, epochs=1):
         if info.step == 1:
             setattr(changed, name, LIVE[name])
@@ -304,16 +285,16 @@ def test_a_setting_that_is_changed_between_two_steps_holds_from_the_next_one_on(
         rows = torch.from_numpy(order[start : start + BATCH])
         after.step((X[rows], Y[rows]))
     after.release()
-    assert equal(changed.model, after.model)
+    assert same(changed.model, after.model)
     assert getattr(changed, name) == LIVE[name]
-    unchanged = make()
+    unchanged = small.trainer()
     unchanged.fit(DATA, epochs=1, progress=False)
-    assert not equal(changed.model, unchanged.model)
+    assert not same(changed.model, unchanged.model)
 
 
 def test_settings_that_were_changed_within_a_training_go_on_with_its_run(tmp_path: Path) -> None:
     def train(run: Path | None, until: int) -> hr.Trainer:
-        trainer = make(clip_norm=1.0)
+        trainer = small.trainer(clip_norm=1.0)
         for info in trainer.steps(DATA, epochs=2, run=run):
             if info.step == 2:
                 trainer.clip_norm, trainer.clip_value, trainer.microbatch = None, 0.001, 3
@@ -323,21 +304,21 @@ def test_settings_that_were_changed_within_a_training_go_on_with_its_run(tmp_pat
 
     train(tmp_path / "run", 3)
     rest, whole = train(tmp_path / "run", 10**6), train(None, 10**6)
-    assert equal(rest.model, whole.model)
+    assert same(rest.model, whole.model)
     assert (rest.clip_norm, rest.clip_value, rest.microbatch) == (None, 0.001, 3)
 
 
 def test_a_setting_that_is_changed_between_two_trainings_is_one_of_the_next_run(tmp_path: Path) -> None:
-    trainer = make()
+    trainer = small.trainer()
     trainer.batch_size, trainer.seed, trainer.schedule = 7, 3, hr.Linear()
     trainer.clip_norm, trainer.metrics = 0.5, ["accuracy"]
-    other = make(batch_size=7, seed=3, schedule=hr.Linear(), clip_norm=0.5, metrics=["accuracy"])
+    other = small.trainer(batch_size=7, seed=3, schedule=hr.Linear(), clip_norm=0.5, metrics=["accuracy"])
     rows = trainer.fit(DATA, epochs=2, progress=False, run=tmp_path / "run").rows
     assert rows == other.fit(DATA, epochs=2, progress=False).rows
-    assert equal(trainer.model, other.model)
+    assert same(trainer.model, other.model)
     other.fit(DATA, epochs=2, progress=False, run=tmp_path / "run")
     with pytest.raises(hr.CheckpointError, match="batch_size: 7 in the run, 4 now"):
-        make(batch_size=4).fit(DATA, epochs=2, progress=False, run=tmp_path / "run")
+        small.trainer(batch_size=4).fit(DATA, epochs=2, progress=False, run=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -349,11 +330,11 @@ def test_a_setting_that_is_changed_between_two_trainings_is_one_of_the_next_run(
 )
 def test_what_a_trainer_is_made_with_cannot_be_changed(name: str) -> None:
     with pytest.raises(hr.ConfigError, match=f"{name} is what a trainer is made with"):
-        setattr(make(), name, None)
+        setattr(small.trainer(), name, None)
 
 
 def test_every_argument_of_a_trainer_can_be_changed_or_is_refused() -> None:
-    trainer = make()
+    trainer = small.trainer()
     for name in inspect.signature(hr.Trainer).parameters:
         before = vars(trainer).copy()
         try:
@@ -375,7 +356,7 @@ def test_every_argument_of_a_trainer_can_be_changed_or_is_refused() -> None:
     ],
 )
 def test_a_value_that_nothing_could_work_with_is_refused_and_the_old_one_stays(name: str, value: Any) -> None:
-    trainer = make()
+    trainer = small.trainer()
     before = getattr(trainer, name)
     with pytest.raises(hr.ConfigError):
         setattr(trainer, name, value)
@@ -386,7 +367,7 @@ def test_a_value_that_nothing_could_work_with_is_refused_and_the_old_one_stays(n
     "name", ["batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic", "augment"]
 )
 def test_what_holds_for_a_whole_training_cannot_be_changed_within_one(name: str) -> None:
-    trainer = make()
+    trainer = small.trainer()
     for info in trainer.steps(DATA, epochs=1):
         if info.step == 2:
             with pytest.raises(hr.ConfigError, match=f"{name} cannot be changed while a training is under way"):
@@ -396,8 +377,8 @@ def test_what_holds_for_a_whole_training_cannot_be_changed_within_one(name: str)
 
 def test_the_coefficient_of_a_prior_may_be_changed_between_two_steps() -> None:
     prior = hr.L2Prior(0.5)
-    trainer, raw = make(loss=hr.CrossEntropy() + prior), network()
-    optimizer = sgd(raw)
+    trainer, raw = small.trainer(loss=hr.CrossEntropy() + prior), small.model()
+    optimizer = small.momentum(raw)
     totals = []
     for coefficient in (0.5, 0.0, 0.2):
         prior.coefficient = coefficient

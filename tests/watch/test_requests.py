@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit import small
 from kit.sampled import sampled
 from torch import Tensor, nn
 
@@ -18,10 +19,8 @@ X, Y = torch.randn(200, 6), torch.randint(0, 3, (200,))
 
 
 def made(**options: Any) -> hr.Trainer:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=20, **options)
+    model = small.model(norm=True)
+    return hr.Trainer(model, hr.CrossEntropy(), small.adam(model), batch_size=20, **options)
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
@@ -154,8 +153,8 @@ class Halving(hr.Callback):
 def test_a_rate_that_is_asked_for_is_that_of_the_next_update_and_saved(tmp_path: Path) -> None:
     trainer = made()
     trainer.fit((X, Y), epochs=3, progress=False, callbacks=[Halving()])
-    assert trainer.history["rate"] == [1e-2, 5e-3, 2.5e-3]
-    assert trainer.optimizer.param_groups[0]["lr"] == 1.25e-3
+    assert trainer.history["rate"] == [2e-2, 1e-2, 5e-3]
+    assert trainer.optimizer.param_groups[0]["lr"] == 2.5e-3
     other = made()
     for info in other.steps((X, Y), epochs=3, callbacks=[Halving()], run=tmp_path):
         if info.step == 10:
@@ -507,7 +506,7 @@ def test_a_row_has_the_rate_of_its_update_whatever_it_is_made_for() -> None:
     trainer = made(schedule=hr.Schedule(lambda optimizer, total: torch.optim.lr_scheduler.StepLR(optimizer, 1)))
     notes = hr.Lambda(on_step_end=lambda info: info.ends_epoch and info.log({"note": 1.0}))
     trainer.fit((X, Y), epochs=3, progress=False, log_every="3 epochs", callbacks=[notes])
-    assert trainer.history["rate"] == pytest.approx([1e-2, 1e-3, 1e-4])
+    assert trainer.history["rate"] == pytest.approx([2e-2, 2e-3, 2e-4])
 
 
 @pytest.mark.parametrize("ask", [lambda info: info.set_rate(0.1), lambda info: info.freeze("0.*")])

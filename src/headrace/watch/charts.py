@@ -102,23 +102,23 @@ def curve_of(rows: Sequence[Row], key: str, places: Sequence[float | None]) -> C
     """The values of a key at these places, thinned; a key that never has a number has no points."""
     pairs = ((x, number(row.get(key))) for x, row in zip(places, rows, strict=True))
     points = [(x, y if abs(y) < HUGE else math.nan) for x, y in pairs if x is not None and y is not None]
-    kept = thin([y for _, y in points])
-    return Curve(key, [points[k][0] for k in kept], [points[k][1] for k in kept])
+    places_kept = thin([y for _, y in points])
+    return Curve(key, [points[k][0] for k in places_kept], [points[k][1] for k in places_kept])
 
 
 def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
     """Which of many values to draw: in each column the first, the last, the least, the largest and one that is NaN."""
     if len(values) <= 4 * columns:
         return list(range(len(values)))
-    kept: set[int] = set()
+    drawn: set[int] = set()
     for k in range(columns):
         places = range(k * len(values) // columns, (k + 1) * len(values) // columns)
         finite = [place for place in places if math.isfinite(values[place])]
         if len(finite) < len(places):
-            kept.add(next(place for place in places if not math.isfinite(values[place])))
+            drawn.add(next(place for place in places if not math.isfinite(values[place])))
         if finite:
-            kept |= {finite[0], finite[-1], min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
-    return sorted(kept)
+            drawn |= {finite[0], finite[-1], min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+    return sorted(drawn)
 
 
 def _same(rows: Sequence[Row], term: Panel, loss: Panel | None) -> bool:

@@ -25,14 +25,14 @@ LOG = "log.txt"
 
 def numbers(row: Row, within: str = "") -> dict[str, float]:
     """The single numbers of a report by key, without counters, words and matrices."""
-    found: dict[str, float] = {}
+    flat: dict[str, float] = {}
     for key, value in row.items():
         if isinstance(value, float | Real) and not isinstance(value, bool):  # float first: it is quick, and usual
             if within or key not in COUNTERS:
-                found[f"{within}{key}"] = float(value)
+                flat[f"{within}{key}"] = float(value)
         elif isinstance(value, Mapping):
-            found |= numbers(value, f"{within}{key}/")
-    return found
+            flat |= numbers(value, f"{within}{key}/")
+    return flat
 
 
 class OutputPath:

@@ -117,9 +117,9 @@ class History:
 
 def shown(count: int, best: int | None) -> list[int | None]:
     """Which of so many rows a short table shows: those at the ends and the best; `None` stands for a gap."""
-    kept = sorted({*range(min(ENDS, count)), *range(max(0, count - ENDS), count), *([] if best is None else [best])})
+    wanted = sorted({*range(min(ENDS, count)), *range(max(0, count - ENDS), count), *([] if best is None else [best])})
     places: list[int | None] = []
-    for place in kept:
+    for place in wanted:
         before = places[-1] if places else -1
         assert before is not None
         places += [place] if place == before + 1 else [None, place]
@@ -152,9 +152,9 @@ def notebook(rows: Sequence[Row], best: Row | None, stopped: str) -> str:
     """A compact table that inherits its colours, and so suits light and dark notebooks."""
     at = place_of(rows, best)
     places = shown(len(rows), at)
-    keys, found = cells(rows, places)
+    keys, cells_by_line = cells(rows, places)
     lines = ["".join(f'<th style="{_CELL};{_LINE}">{escape(key)}</th>' for key in ["", *keys])]
-    for place, texts in zip(places, found, strict=True):
+    for place, texts in zip(places, cells_by_line, strict=True):
         mark = GAP if place is None else "best" if place == at else ""
         style = f"{_CELL};{_BEST}" if mark == "best" else _CELL
         lines.append("".join(f'<td style="{style}">{escape(cell)}</td>' for cell in [mark, *texts]))

@@ -51,8 +51,8 @@ def side_of(key: str) -> str:
 def mode_of(key: str, mode: str = "auto", side: str = "", there: Collection[str] = ()) -> str:
     """The given mode, "min" or "max"; with "auto" the `side` that the metric declares, or what the name tells."""
     check_mode(mode)
-    if found := mode if mode != "auto" else side or side_of(key):
-        return found
+    if known := mode if mode != "auto" else side or side_of(key):
+        return known
     others = _others(key, there)
     raise ConfigError(f"whether {key!r} should be small or large is not known: say mode='min' or mode='max'.{others}")
 
@@ -101,8 +101,8 @@ def number_of(who: str, key: str, row: Row) -> float | None:
 
 def _parts(key: str) -> tuple[str, str]:
     """The family and the name in a key, also if written as "val_loss"; no family where a callback logs it."""
-    found = _OF_A_FAMILY.fullmatch(key)
-    return (found[1], found[2]) if found else ("", key)
+    match = _OF_A_FAMILY.fullmatch(key)
+    return (match[1], match[2]) if match else ("", key)
 
 
 def _not_measured(who: str, key: str, there: Collection[str]) -> ConfigError:

@@ -24,12 +24,12 @@ def number(value: Any) -> float | None:
 
 def keys_of(rows: Iterable[Row]) -> list[str]:
     """Every key that holds a number somewhere, in the order of their first appearance."""
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for row in rows:
         for key, value in row.items():
-            if key not in found and number(value) is not None:
-                found[key] = None
-    return list(found)
+            if key not in keys and number(value) is not None:
+                keys[key] = None
+    return list(keys)
 
 
 def by_step(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -49,15 +49,15 @@ def by_step(rows: Iterable[Row]) -> list[dict[str, Any]]:
 def best_row(rows: Sequence[dict[str, Any]], key: str, mode: str) -> dict[str, Any] | None:
     """The row with the least ("min") or largest ("max") number of this key; the first of several, NaN never."""
     sign = 1.0 if mode == "min" else -1.0
-    found = [(sign * value, row) for row in rows if (value := number(row.get(key))) is not None]
-    known = [pair for pair in found if not math.isnan(pair[0])]
+    values = [(sign * value, row) for row in rows if (value := number(row.get(key))) is not None]
+    known = [pair for pair in values if not math.isnan(pair[0])]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any] | None:
     """The row of the step that is marked; without one that with the least loss, of the validation if there is one."""
-    if marked is not None and (found := [row for row in rows if row.get("step") == marked]):
-        return found[-1]
+    if marked is not None and (marked_rows := [row for row in rows if row.get("step") == marked]):
+        return marked_rows[-1]
     named = [key for key in keys_of(rows) if key.startswith("val/") and key.endswith("/loss") and key.count("/") == 2]
     by_loss = (best_row(rows, key, "min") for key in ("val/loss", *named, "train/loss"))  # of several sets the first
     return next((row for row in by_loss if row is not None), None)
@@ -65,12 +65,12 @@ def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any
 
 def written(value: Any) -> str:
     """A value to be read: counts with separators, other numbers with four digits."""
-    found = number(value)
-    if found is None:
+    plain = number(value)
+    if plain is None:
         return "" if value is None else "…" if isinstance(value, list | tuple | dict) else str(value)
-    if isinstance(found, int) or (math.isfinite(found) and found == int(found) and abs(found) >= 1000):
-        return f"{int(found):,}"
-    return f"{found:.4g}".replace("nan", "NaN").replace("inf", "∞").replace("-", "−")
+    if isinstance(plain, int) or (math.isfinite(plain) and plain == int(plain) and abs(plain) >= 1000):
+        return f"{int(plain):,}"
+    return f"{plain:.4g}".replace("nan", "NaN").replace("inf", "∞").replace("-", "−")
 
 
 def column(values: Sequence[Any]) -> list[str]:
@@ -81,9 +81,9 @@ def column(values: Sequence[Any]) -> list[str]:
     decimals = max(0, 4 - max(0, math.floor(math.log10(max(numbers)))))
 
     def fixed(value: Any) -> str:
-        found = number(value)
-        if found is None or not math.isfinite(found) or 0 < abs(found) < 0.5 * 10**-decimals:
+        plain = number(value)
+        if plain is None or not math.isfinite(plain) or 0 < abs(plain) < 0.5 * 10**-decimals:
             return written(value)
-        return f"{found:,.{decimals}f}".replace("-", "−")
+        return f"{plain:,.{decimals}f}".replace("-", "−")
 
     return [fixed(value) for value in values]

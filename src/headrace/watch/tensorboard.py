@@ -223,9 +223,9 @@ def _masked(data: bytes) -> bytes:
 @cache
 def _table() -> tuple[int, ...]:
     """The table of CRC-32C for a byte."""
-    found = []
+    table = []
     for crc in range(256):
         for _ in range(8):
             crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
-        found.append(crc)
-    return tuple(found)
+        table.append(crc)
+    return tuple(table)

@@ -202,8 +202,8 @@ class _Sender:
 
 def require(kind: str, module: str) -> None:
     """Raises unless a package is installed; nothing is imported yet."""
-    found = find_spec(module)
-    if found is None or found.origin is None:  # a directory that happens to have the name has no origin
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:  # a directory that happens to have the name has no origin
         raise ConfigError(f'{kind} needs {module}, which is not installed: pip install "headrace[{module}]".')
 
 
@@ -215,12 +215,12 @@ def settings(info: Info) -> dict[str, Any]:
 
 def flattened(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     """Settings within others by names with dots, as in "optimizer.groups.lr"; lists of settings by their numbers."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item):
             item = dict(enumerate(item)) if len(item) > 1 else item[0]
-        found |= flattened(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
-    return found
+        flat |= flattened(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
+    return flat
 
 
 class MLflow(Tracker):
@@ -255,8 +255,8 @@ class MLflow(Tracker):
         if self.id:
             self._go_on()
             return
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        known = self._client.get_experiment_by_name(self._experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
         name = self._name or (info.run.name if info.run else None)
         self.id = self._client.create_run(experiment, run_name=name).info.run_id
         self._describe({**settings(info), **self._params})
@@ -297,8 +297,8 @@ class MLflow(Tracker):
 
     def _steps(self) -> dict[str, int]:
         """What the run has: reports that were made after the last checkpoint are made again."""
-        found = self._client.get_run(self.id).data.metrics
-        histories = {key: self._client.get_metric_history(self.id, key) for key in found}
+        newest = self._client.get_run(self.id).data.metrics
+        histories = {key: self._client.get_metric_history(self.id, key) for key in newest}
         return {key: max(metric.step for metric in history) for key, history in histories.items()}
 
     def _describe(self, given: dict[str, Any]) -> None:
