@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -305,3 +306,12 @@ def test_if_all_are_damaged_nothing_is_exported(run: Path, command: Callable[...
     assert status == 1
     assert errors.count("model.safetensors is not what was written") == 3
     assert not (run / "model.safetensors").exists()
+
+
+def test_a_shell_can_complete_commands_and_options(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command("--install-completion", "--shell", "bash")[0] == 0
+    (script,) = tmp_path.rglob("completions/headrace")
+    assert {"sweep", "--checkpoint-every", "--install-completion"} <= set(re.findall(r"[\w-]+", script.read_text()))

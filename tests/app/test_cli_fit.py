@@ -258,6 +258,36 @@ def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place
         assert child.output.endswith("headrace: interrupted\n")
 
 
+ENDING = """
+import os
+import headrace as hr
+from sines import small
+
+class Last(hr.Callback):
+    def on_fit_end(self, info):
+        print("there", flush=True)
+        os.read(0, 1)
+
+def ending() -> hr.Recipe:
+    \"\"\"Waits for a word at its end.\"\"\"
+    made = small()
+    made.fit = {"epochs": 1, "callbacks": [Last()]}
+    return made
+"""
+
+
+def test_a_training_that_had_reached_its_end_when_it_was_interrupted_is_complete(place: Path) -> None:
+    (place / "ending.py").write_text(ENDING)
+    with process(place, "fit", "ending.py", "--run", "r") as child:
+        child.until("there")
+        child.send(signal.SIGINT)
+        child.say("go on")
+        assert child.ending() == 130
+        complete = "headrace: the training had reached its end, and its run is complete\nheadrace: interrupted\n"
+        assert child.output.endswith(complete)
+        assert "run again" not in child.output
+
+
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:
     (place / "waits.py").write_text("import os\nprint('there', flush=True)\nos.read(0, 1)\n")
     with process(place, "fit", "waits.py") as child:

@@ -246,8 +246,10 @@ def run_recipe(training: Training) -> Trained:
     try:
         history = made.run()
     except (KeyboardInterrupt, SystemExit):
-        if here().leader and (why := made.trainer.history.stopped) not in ("", made.trainer.signals.last_reason):
-            print(f"headrace: the training was over: {why}", file=sys.stderr)
+        from ..watch.report.read import read
+
+        if here().leader and made.trainer.history.run is not None and read(made.trainer.history.run).is_finished:
+            print("headrace: the training had reached its end, and its run is complete", file=sys.stderr)
         raise
     except CorruptError:
         raise

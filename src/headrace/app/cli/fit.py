@@ -148,7 +148,9 @@ def _train(recipe: str, options: Options, training: "Training") -> int:
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code != PREEMPTED:
             raise
-        print_line("headrace: interrupted", sys.stderr)  # the trainer has said where it saved, or that it was over
+        print_line(
+            "headrace: interrupted", sys.stderr
+        )  # before it, where the training is saved, or that it is complete
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None

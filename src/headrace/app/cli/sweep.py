@@ -228,7 +228,7 @@ def _is_finished(path: Path, training: "Training") -> bool:
         return False
     source = Path(training.recipe.partition(":")[0]).read_bytes()
     kept = path / SOURCE
-    return kept.is_file() and kept.read_bytes() == source and read(path).status[0] == "finished"
+    return kept.is_file() and kept.read_bytes() == source and read(path).is_finished
 
 
 # --- Optuna ------------------------------------------------------------------------------------------------

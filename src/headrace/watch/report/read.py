@@ -83,6 +83,11 @@ class RunContents:
         return "unknown", f"the log does not say whether it ended{'' if self.rows else ', and nothing was reported'}"
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the training has reached its end."""
+        return not self.running and self.status[0] == "finished"
+
+    @property
     def warnings(self) -> list[tuple[str, str]]:
         """The lines of the log that are warnings."""
         lines = [(at, text) for at, text in self.log if not text.startswith(COUNTERS)]
