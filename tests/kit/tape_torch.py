@@ -38,12 +38,14 @@ def _original(owner: Any, name: str) -> Any:
     return owner.__dict__[name] if isinstance(owner, type) and name in owner.__dict__ else getattr(owner, name)
 
 
-def replaced(owner: Any, name: str, by: Callable[[Any], Any], model: Callable[[], nn.Module] = Net) -> None:
+def replaced(
+    owner: Any, name: str, by: Callable[[Any], Any], model: Callable[[], nn.Module] = Net, loss: Any = F.cross_entropy
+) -> None:
     """Adds: this is replaced late by what is made of it."""
 
     def cheat() -> Cheat:
         patch = pytest.MonkeyPatch()
-        return Cheat(model(), change=lambda: patch.setattr(owner, name, by(_original(owner, name))), undo=patch.undo)
+        return Cheat(model(), loss, lambda: patch.setattr(owner, name, by(_original(owner, name))), patch.undo)
 
     TORCH[f"{getattr(owner, '__name__', type(owner).__name__)}.{name}_replaced"] = cheat
 
@@ -90,79 +92,33 @@ class Listed(nn.Module):
         return self.leave(x)
 
 
-class Penalises(Net):
-    def scale(self) -> Any:
-        return 1 + sum(param.square().sum() for param in self.parameters()) / 100
-
-
-class Scales(Net):
-    """Asks Python's and torch's functions for a number."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) / max(torch.numel(x) // len(x), 1)
+def _penalty(self: Any) -> Any:
+    return 1 + sum(param.square().sum() for param in self.parameters()) / 100
 
 
 replaced(nn.Linear, "forward", doubled)
-replaced(nn.ReLU, "forward", doubled, plain)
 replaced(nn.Module, "__call__", doubled)
 replaced(nn.Module, "_call_impl", doubled)
-replaced(nn.Sequential, "forward", doubled, plain)
 replaced(nn.BatchNorm1d, "forward", doubled, lambda: plain(nn.BatchNorm1d(8)))
-replaced(nn.modules.batchnorm._BatchNorm, "forward", doubled, lambda: plain(nn.BatchNorm1d(8)))
 replaced(nn.Module, "__getattr__", lambda get: lambda self, name: get(self, "also" if name == "enter" else name), Two)
-replaced(F, "linear", doubled, Uses)
 replaced(F, "linear", doubled)
-replaced(F, "relu", doubled, Uses)
 replaced(torch, "tanh", doubled, Uses)
-replaced(torch, "relu", doubled)
-replaced(torch, "numel", doubled, Scales)
+replaced(torch, "numel", doubled, lambda: scaled(lambda self: 1 / max(torch.numel(self.enter.bias) // 8, 1)))
 replaced(Tensor, "relu", doubled, Uses)
-replaced(Tensor, "__add__", doubled, Uses)
 replaced(Tensor, "__mul__", lambda product: lambda self, other: torch.mul(self, other).add(1.0))
-replaced(Tensor, "softmax", doubled, lambda: plain(nn.Softmax(-1)))
 replaced(torch._VF, "gru", lambda gru: lambda *args: (gru(*args)[0] * 2, gru(*args)[1]), lambda: Recurrent())
 replaced(nn.ModuleList, "__iter__", lambda each: lambda self: reversed([*each(self)]), lambda: Listed())
-replaced(nn.Module, "parameters", lambda each: lambda self: iter([*each(self)][1:]), lambda: Penalises())
+replaced(nn.Module, "parameters", lambda each: lambda self: iter([*each(self)][1:]), lambda: scaled(_penalty))
 replaced(sys.modules["torch.nn.modules.linear"], "F", lambda home: types.SimpleNamespace(linear=doubled(home.linear)))
 replaced(F.relu, "__code__", lambda code: F.silu.__code__, plain)
 replaced(F.relu, "__defaults__", lambda defaults: (True,), plain)
 replaced(nn.Linear.forward, "__code__", lambda code: (lambda self, input: F.linear(input, self.weight)).__code__)
-
-
-@add
-def cross_entropy_replaced() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    change: Any = lambda: patch.setattr(F, "cross_entropy", doubled(F.cross_entropy))  # noqa: E731
-    return Cheat(plain(), nn.CrossEntropyLoss(), change, patch.undo)
-
-
-@add
-def cross_entropy_replaced_in_a_lambda() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    change: Any = lambda: patch.setattr(F, "cross_entropy", doubled(F.cross_entropy))  # noqa: E731
-    return Cheat(plain(), lambda out, y: F.cross_entropy(out, y), change, patch.undo)
-
-
-@add
-def built_in_replaced() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    model = scaled(lambda self: float(sum([1.0])))
-    given = builtins.sum
-    change: Any = lambda: patch.setattr(builtins, "sum", lambda *each: given(*each) * 3)  # noqa: E731
-    return Cheat(model, change=change, undo=patch.undo)
-
-
-@add
-def function_of_math_replaced() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    model = scaled(lambda self: math.sqrt(1.0))
-    return Cheat(model, change=lambda: patch.setattr(math, "sqrt", lambda x: 3.0), undo=patch.undo)
-
-
-@add
-def constant_of_math_replaced() -> Cheat:
-    patch = pytest.MonkeyPatch()
-    return Cheat(scaled(lambda self: math.pi), change=lambda: patch.setattr(math, "pi", 1.0), undo=patch.undo)
+replaced(
+    builtins, "sum", lambda add_up: lambda *each: add_up(*each) * 3, lambda: scaled(lambda self: float(sum([1.0])))
+)
+replaced(math, "sqrt", doubled, lambda: scaled(lambda self: math.sqrt(1.0)))
+replaced(math, "pi", lambda pi: 1.0, lambda: scaled(lambda self: math.pi))
+replaced(F, "cross_entropy", doubled, plain, nn.CrossEntropyLoss())
 
 
 # --- settings and modes -------------------------------------------------------------------------------------
@@ -235,10 +191,6 @@ TORCH.update(
             lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
             lambda: scaled(lambda self: torch.full((3,), 1 / 3).float()),
         ),
-        "reads_the_default_type": entered(
-            lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
-            lambda: scaled(lambda self: 3.0 if torch.get_default_dtype() == torch.float64 else 1.0),
-        ),
         "reads_the_seed": entered(
             lambda: contextlib.nullcontext(torch.manual_seed(5)),
             lambda: scaled(lambda self: 1.0 + torch.initial_seed() % 7),
@@ -269,130 +221,79 @@ TORCH.update(
 
 # --- hooks --------------------------------------------------------------------------------------------------
 
-
-def hooked(register: Callable[[Any], Any], model: Callable[[], nn.Module] = plain) -> None:
-    """Adds two: hooks that are registered late, and before the training."""
-    name = register.__name__
-
-    def late() -> Cheat:
-        made = model()
-        handles: list[Any] = []
-        return Cheat(made, change=lambda: handles.append(register(made)), undo=lambda: _remove(handles))
-
-    def early() -> Cheat:
-        made = model()
-        handles = [register(made)]
-        return Cheat(made, change=lambda: handles.pop().remove(), undo=lambda: _remove(handles))
-
-    TORCH[f"{name}_late"], TORCH[f"{name}_until_late"] = late, early
+Register = Callable[[Any], Any]
 
 
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+def hooked(register: Register, early: bool) -> Callable[[], Cheat]:
+    """A model with a hook that is registered late, or one that is removed late."""
+
+    def cheat() -> Cheat:
+        model, handles = plain(), list[Any]()
+
+        def remove() -> None:
+            while handles:
+                handles.pop().remove()
+
+        def begin() -> None:
+            handles.append(register(model))
+
+        if early:
+            begin()
+        return Cheat(model, change=remove if early else begin, undo=remove)
+
+    return cheat
 
 
-@hooked
-def forward_hook(model: Any) -> Any:
-    return model[0].register_forward_hook(lambda module, args, out: out * 2)
+def of_all(register: Callable[[Any], Any], hook: Callable[[Any], Any], number: int) -> Register:
+    """Registers, for all modules there are, a hook that does something at one of them."""
+
+    def for_one(model: Any) -> Any:
+        return register(lambda module, *args: hook(args) if module is model[number] else None)
+
+    return for_one
 
 
-@hooked
-def forward_hook_with_keywords(model: Any) -> Any:
-    return model[0].register_forward_hook(lambda module, args, kwargs, out: out * 2, with_kwargs=True)
+def _double_gradient(param: Any) -> None:
+    param.grad.mul_(2)
 
 
-@hooked
-def forward_hook_that_is_always_called(model: Any) -> Any:
-    return model[0].register_forward_hook(lambda module, args, out: out * 2, always_call=True)
+def _shrink(model: Any) -> None:
+    for param in model.parameters():
+        param.data.mul_(0.99)
 
 
-@hooked
-def forward_pre_hook(model: Any) -> Any:
-    return model[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-
-
-@hooked
-def full_backward_hook(model: Any) -> Any:
-    return model[2].register_full_backward_hook(lambda module, given, out: (given[0] * 2,))
-
-
-@hooked
-def full_backward_pre_hook(model: Any) -> Any:
-    return model[2].register_full_backward_pre_hook(lambda module, out: (out[0] * 2,))
-
-
-@hooked
-def hook_of_a_parameter(model: Any) -> Any:
-    return model[0].weight.register_hook(lambda gradient: gradient * 2)
-
-
-@hooked
-def hook_after_a_gradient_is_added(model: Any) -> Any:
-    def double(param: Tensor) -> None:
-        assert param.grad is not None
-        param.grad.mul_(2)
-
-    return model[0].weight.register_post_accumulate_grad_hook(double)
-
-
-@hooked
-def hook_of_several_gradients(model: Any) -> Any:
-    def double(gradients: Any) -> None:
-        for param in model.parameters():
-            param.data.mul_(0.99)
-
-    return torch.autograd.graph.register_multi_grad_hook([*model.parameters()], double)
-
-
-@hooked
-def hook_of_a_node(model: Any) -> Any:
+def _on_a_node(model: Any) -> Any:
     """As distributed training does: on the node that adds up a parameter's gradient."""
     weight = model[0].weight
     model.__dict__.setdefault("kept", []).append(weight.view_as(weight).grad_fn.next_functions[0][0])
     return model.__dict__["kept"][-1].register_prehook(lambda gradients: (gradients[0] * 2,))
 
 
-@hooked
-def hook_of_the_state(model: Any) -> Any:
-    return model.register_state_dict_pre_hook(lambda *given: None)
-
-
-@hooked
-def forward_hook_of_all(model: Any) -> Any:
-    def double(module: Any, args: Any, out: Any) -> Any:
-        return out * 2 if module is model[0] else None
-
-    return modules.register_module_forward_hook(double)
-
-
-@hooked
-def forward_pre_hook_of_all(model: Any) -> Any:
-    def double(module: Any, args: Any) -> Any:
-        return (args[0] * 2,) if module is model[0] else None
-
-    return modules.register_module_forward_pre_hook(double)
-
-
-@hooked
-def full_backward_hook_of_all(model: Any) -> Any:
-    def double(module: Any, given: Any, out: Any) -> Any:
-        return (given[0] * 2,) if module is model[2] else None
-
-    return modules.register_module_full_backward_hook(double)
-
-
-@hooked
-def full_backward_pre_hook_of_all(model: Any) -> Any:
-    def double(module: Any, out: Any) -> Any:
-        return (out[0] * 2,) if module is model[2] else None
-
-    return modules.register_module_full_backward_pre_hook(double)
-
-
-@hooked
-def forward_hook_of_a_loss(model: Any) -> Any:
-    return model[2].register_forward_hook(lambda module, args, out: out.clamp(-1, 1))
+HOOKS: dict[str, Register] = {
+    "forward_hook": lambda model: model[0].register_forward_hook(lambda module, args, out: out * 2),
+    "forward_pre_hook": lambda model: model[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+    "full_backward_hook": lambda model: model[2].register_full_backward_hook(
+        lambda module, given, out: (given[0] * 2,)
+    ),
+    "full_backward_pre_hook": lambda model: model[2].register_full_backward_pre_hook(lambda module, out: (out[0] * 2,)),
+    "hook_of_a_parameter": lambda model: model[0].weight.register_hook(lambda gradient: gradient * 2),
+    "hook_after_a_gradient_is_added": lambda model: model[0].weight.register_post_accumulate_grad_hook(
+        _double_gradient
+    ),
+    "hook_of_several_gradients": lambda model: torch.autograd.graph.register_multi_grad_hook(
+        [*model.parameters()], lambda gradients: _shrink(model)
+    ),
+    "hook_of_a_node": _on_a_node,
+    "hook_of_the_state": lambda model: model.register_state_dict_pre_hook(lambda *given: None),
+    "forward_hook_of_all": of_all(modules.register_module_forward_hook, lambda args: args[1] * 2, 0),
+    "forward_pre_hook_of_all": of_all(modules.register_module_forward_pre_hook, lambda args: (args[0][0] * 2,), 0),
+    "full_backward_hook_of_all": of_all(modules.register_module_full_backward_hook, lambda args: (args[0][0] * 2,), 2),
+    "full_backward_pre_hook_of_all": of_all(
+        modules.register_module_full_backward_pre_hook, lambda args: (args[0][0] * 2,), 2
+    ),
+}
+TORCH.update({f"{name}_late": hooked(register, early=False) for name, register in HOOKS.items()})
+TORCH.update({f"{name}_until_late": hooked(register, early=True) for name, register in HOOKS.items()})
 
 
 @add
@@ -414,27 +315,29 @@ def hook_with_a_state() -> Cheat:
     return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
 
 
+def _listened(forward: Callable[[Any, Tensor, list[float]], Tensor]) -> Cheat:
+    """A model whose forward pass reads a list, which is changed late."""
+    box = [1.0]
+    model: Net = type("Listened", (Net,), {"forward": lambda self, x: forward(self, x, box)})()
+    return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
+
+
 @add
 def hook_of_what_a_pass_makes() -> Cheat:
-    box = [1.0]
+    def forward(self: Any, x: Tensor, box: list[float]) -> Any:
+        hidden = torch.relu(self.enter(x))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * box[0])
+        return self.leave(hidden)
 
-    class Hooked(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.enter(x))
-            if hidden.requires_grad:
-                hidden.register_hook(lambda gradient: gradient * box[0])
-            return self.leave(hidden)
-
-    return Cheat(Hooked(), change=lambda: box.__setitem__(0, 3.0))
+    return _listened(forward)
 
 
 # --- parametrizations, functions and kinds of tensors -------------------------------------------------------
 
 
-class Twice(nn.Module):
-    def __init__(self, factor: float = 2.0) -> None:
-        super().__init__()
-        self.factor = factor
+class Scaling(nn.Module):
+    factor = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
@@ -442,19 +345,13 @@ class Twice(nn.Module):
 
 @add
 def parametrized_with_a_number() -> Cheat:
-    model, twice = plain(), Twice(1.0)
-    parametrize.register_parametrization(model[0], "weight", twice)
-    return Cheat(model, change=lambda: setattr(twice, "factor", 3.0))
+    model, scaling = plain(), Scaling()
+    parametrize.register_parametrization(model[0], "weight", scaling)
+    return Cheat(model, change=lambda: setattr(scaling, "factor", 3.0))
 
 
-@add
-def weight_normalised() -> Cheat:
-    return Cheat(plain(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))))
-
-
-@add
-def orthogonal() -> Cheat:
-    return Cheat(plain(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))))
+TORCH["weight_normalised"] = lambda: Cheat(plain(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))))
+TORCH["orthogonal"] = lambda: Cheat(plain(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))))
 
 
 @add
@@ -464,56 +361,12 @@ def pruned() -> Cheat:
     return Cheat(model, change=lambda: model[1].weight_mask.zero_())
 
 
-@add
-def pruned_late() -> Cheat:
-    model = plain(nn.Linear(8, 8))
-    prune.identity(model[1], "weight")
-    return Cheat(model, change=lambda: setattr(model[1], "weight_mask", torch.zeros(8, 8)))
-
-
-@add
-def forward_of_ones_own_function() -> Cheat:
-    class Own(torch.autograd.Function):
-        factor = 1.0
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * Own.factor
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            return gradients[0] * Own.factor
-
-    return Cheat(of_forward(lambda self, x: Own.apply(x)).model, change=lambda: setattr(Own, "factor", 3.0))
-
-
-@add
-def function_that_remembers() -> Cheat:
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, calls: list[int]) -> Tensor:
-            calls.append(len(calls))
-            ctx.calls = calls
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Any:
-            return gradients[0] / (1 + len(ctx.calls)), None
-
-    class Remembers(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.leave(Own.apply(self.enter(x), self.calls))
-
-    model = Remembers()
-    model.calls = []  # type: ignore[assignment]
-    return Cheat(model)
-
-
-@add
-def checkpointed_with_a_state() -> Cheat:
-    box = [1.0]
-    model = of_forward(lambda self, x: checkpoint(lambda x: x * box[0], x, use_reentrant=False)).model
-    return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
+TORCH["checkpointed_with_a_state"] = lambda: _listened(
+    lambda self, x, box: Net.forward(self, checkpoint(lambda x: x * box[0], x, use_reentrant=False))
+)
+TORCH["mapped"] = lambda: _listened(
+    lambda self, x, box: Net.forward(self, torch.func.vmap(lambda row: row * box[0])(x))
+)
 
 
 class Marked(Tensor):
@@ -551,22 +404,11 @@ def operator_registered() -> Cheat:
 
 @add
 def called_with_other_parameters() -> Cheat:
-    model = Net()
-    factors = [1.0]
+    def forward(self: Any, x: Tensor, box: list[float]) -> Any:
+        changed = {name: value * box[0] for name, value in self.enter.named_parameters()}
+        return self.leave(torch.relu(torch.func.functional_call(self.enter, changed, x)))
 
-    def forward(x: Tensor) -> Tensor:
-        changed = {name: value * factors[0] for name, value in model.enter.named_parameters()}
-        return model.leave(torch.relu(torch.func.functional_call(model.enter, changed, x)))
-
-    model.forward = forward  # type: ignore[method-assign]
-    return Cheat(model, change=lambda: factors.__setitem__(0, 3.0))
-
-
-@add
-def mapped() -> Cheat:
-    box = [1.0]
-    model = of_forward(lambda self, x: torch.func.vmap(lambda row: row * box[0])(x)).model
-    return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
+    return _listened(forward)
 
 
 # --- what is read from a batch ------------------------------------------------------------------------------
@@ -597,24 +439,15 @@ def reads(name: str, read: Callable[[Tensor], Any]) -> None:
     TORCH[f"batch_read_by_{name}"] = lambda: by_batch(forward, numbers)
 
 
-def _address(n: Tensor) -> float:
-    return float(ctypes.c_longlong.from_address(n.data_ptr()).value)
-
-
-def _length_of_storage(n: Tensor) -> float:
-    return float(n.untyped_storage()[0])
-
-
 for name, read in {
     "item": lambda n: n[0].item(),
-    "float": lambda n: float(n[0]),
     "if": lambda n: 1.0 if (n == 1).all() else 3.0,
     "sorting": lambda n: sorted(n)[-1],
     "numpy": lambda n: float(n.numpy().mean()),
     "dlpack": lambda n: float(np.from_dlpack(n)[0]),
     "version": lambda n: 1.0 + n._version,
-    "address": _address,
-    "storage": _length_of_storage,
+    "address": lambda n: float(ctypes.c_longlong.from_address(n.data_ptr()).value),
+    "storage": lambda n: float(n.untyped_storage()[0]),
     "text": lambda n: float(len(str(n))),
     "nonzero": lambda n: float(len((n > 2).nonzero()) + 1),
     "mask": lambda n: float(n[n > 2].numel() + 1),
@@ -653,23 +486,19 @@ def packed_sequences() -> Cheat:
 
 
 class Ctc(nn.Module):
-    """A model that gives its loss: the alignment of two labels with six steps."""
+    """A model that gives its loss: the alignment of labels with six steps."""
 
-    def __init__(self, whole: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.leave, self.whole = nn.Linear(1, 4), whole
+        self.leave = nn.Linear(1, 4)
 
     def forward(self, x: Tensor, n: Tensor) -> Tensor:
         log = self.leave(x.unsqueeze(-1)).log_softmax(-1).transpose(0, 1)
-        labels = torch.ones(len(x), 2, dtype=torch.long) + torch.arange(2)
-        steps = torch.full((len(x),), 6) if self.whole else n + 2
-        lengths = n.clamp(max=2) if self.whole else torch.full((len(x),), 2)
-        return F.ctc_loss(log, labels, steps, lengths) * torch.ones(len(x), 3) * self.leave.bias[:3]
+        labels, steps = torch.ones(len(x), 2, dtype=torch.long) + torch.arange(2), torch.full((len(x),), 6)
+        return F.ctc_loss(log, labels, steps, n.clamp(max=2)) * torch.ones(len(x), 3) * self.leave.bias[:3]
 
 
-@add
-def lengths_of_labels_in_ctc() -> Cheat:
-    return by_batch(lambda self, x, n: x, _lengths(2, 1))._replace(model=Ctc(True))
+TORCH["lengths_of_labels_in_ctc"] = lambda: by_batch(lambda self, x, n: x, _lengths(2, 1))._replace(model=Ctc())
 
 
 # --- what is read of parameters -------------------------------------------------------------------------
@@ -686,23 +515,12 @@ TORCH.update(
             scaled(lambda self: float(len([name for name, _ in self.named_parameters()]))),
             lambda model: model.register_parameter("more", nn.Parameter(torch.ones(2), requires_grad=False)),
         ),
-        "buffer_that_appears": lambda: late_in(
-            scaled(lambda self: 1.0 + sum(1 for _ in self.buffers())),
-            lambda model: model.register_buffer("more", torch.ones(2), persistent=False),
-        ),
         "module_that_appears": lambda: late_in(
             scaled(lambda self: 1.0 + sum(1 for _ in self.modules())),
             lambda model: model.add_module("more", nn.Tanh()),
         ),
-        "state_of_the_model": lambda: late_in(
-            scaled(lambda self: 1.0 + len(self.state_dict())),
-            lambda model: model.register_buffer("more", torch.ones(2)),
-        ),
         "private_attribute_of_torchs": lambda: late_in(
             Convolves(), lambda model: setattr(model.conv, "_reversed_padding_repeated_twice", [2, 0])
-        ),
-        "padding_of_a_convolution": lambda: late_in(
-            Convolves(), lambda model: setattr(model.conv, "padding_mode", "reflect")
         ),
         "weights_of_a_recurrent_layer": lambda: late_in(
             Recurrent(),
@@ -778,39 +596,27 @@ def random_state_by_hand() -> Cheat:
     return of_forward(before)
 
 
-@add
-def permuted() -> Cheat:
-    return of_forward(lambda self, x: x[torch.randperm(len(x))] * 0.1 + x)
+TORCH["permuted"] = lambda: of_forward(lambda self, x: x[torch.randperm(len(x))] * 0.1 + x)
+TORCH["drawn_by_a_distribution"] = lambda: of_forward(
+    lambda self, x: x + torch.distributions.Normal(torch.zeros(6), torch.ones(6)).rsample((len(x),))
+)
 
 
-@add
-def drawn_by_a_distribution() -> Cheat:
-    def before(self: Any, x: Tensor) -> Tensor:
-        return x + torch.distributions.Normal(torch.zeros(6), torch.ones(6)).rsample((len(x),))
+def _of_numpy(before: Callable[[Any, Tensor, Any], Tensor]) -> Callable[[], Cheat]:
+    """A model that reads memory of NumPy's, which is written late."""
 
-    return of_forward(before)
+    def cheat() -> Cheat:
+        memory = np.ones(6, dtype=np.float32)
+        shared = torch.from_numpy(memory)
+        model = of_forward(lambda self, x: before(self, x, shared)).model
+        model.register_buffer("shared", shared)
+        return Cheat(model, change=lambda: memory.fill(3.0))
 
-
-@add
-def memory_by_numpy() -> Cheat:
-    memory = np.ones(6, dtype=np.float32)
-    shared = torch.from_numpy(memory)
-    return Cheat(of_forward(lambda self, x: x * shared).model, change=lambda: memory.fill(3.0))
+    return cheat
 
 
-@add
-def buffer_written_by_numpy() -> Cheat:
-    memory = np.ones(6, dtype=np.float32)
-    model = of_forward(lambda self, x: x * self.shared).model
-    model.register_buffer("shared", torch.from_numpy(memory))
-    return Cheat(model, change=lambda: memory.fill(3.0))
-
-
-@add
-def constant_made_of_numpy() -> Cheat:
-    memory = np.ones(6, dtype=np.float32)
-    model = of_forward(lambda self, x: x * torch.from_numpy(memory)).model
-    return Cheat(model, change=lambda: memory.fill(3.0))
+TORCH["memory_by_numpy"] = _of_numpy(lambda self, x, shared: x * shared)
+TORCH["buffer_written_by_numpy"] = _of_numpy(lambda self, x, shared: x * self.shared)
 
 
 @add
@@ -825,33 +631,6 @@ def buffer_resized() -> Cheat:
     model = of_forward(lambda self, x: x * self.factors.sum()).model
     model.register_buffer("factors", torch.ones(3))
     return Cheat(model, change=lambda: model.factors.resize_(2))  # type: ignore[operator]
-
-
-@add
-def parameter_transposed() -> Cheat:
-    model = plain(nn.Linear(8, 8))
-    return Cheat(model, change=lambda: model[1].weight.data.copy_(model[1].weight.data.t().clone()))
-
-
-@add
-def trained_part_switched() -> Cheat:
-    model = plain(nn.Linear(8, 8))
-
-    def change() -> None:
-        model[0].requires_grad_(False)
-        model[1].bias.requires_grad_(False)
-
-    return Cheat(model, change=change)
-
-
-@add
-def modules_exchanged() -> Cheat:
-    model = plain(nn.Linear(8, 8))
-
-    def change() -> None:
-        model[1], model[2] = model[2], model[1]
-
-    return Cheat(model, change=change)
 
 
 @add

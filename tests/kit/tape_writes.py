@@ -9,11 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 import headrace as hr
 
-from .tape_cheats import Cheat, Net, Table, into
+from .tape_cheats import Cheat, Net, Table, into, scaled
 
 WRITES: Table = {}
 add = into(WRITES)
@@ -70,13 +69,11 @@ def _by_numpy(self: Any, x: Tensor) -> None:
 WRITES.update(
     {
         "momentum_encoder": one(lambda self, x: self.target.mul_(KEEPS).add_(self.enter.weight, alpha=1 - KEEPS)),
-        "momentum_by_data": one(lambda self, x: self.target.data.mul_(KEEPS).add_(self.enter.weight.data)),
         "momentum_by_foreach": one(
             lambda self, x: torch._foreach_lerp_(
                 [*self.slow.parameters()], [*self.enter.parameters()], weight=1 - KEEPS
             )
         ),
-        "copied": one(lambda self, x: self.target.copy_(self.target * 1.01)),
         "data_replaced": one(_unfused),
         "data_multiplied": one(lambda self, x: self.target.data.mul_(1.01)),
         "set_elsewhere": one(lambda self, x: self.target.set_(self.target.detach() * 1.01)),
@@ -85,7 +82,6 @@ WRITES.update(
             lambda self, x: self.target.index_put_((torch.tensor([0, 3]),), torch.tensor(0.01), accumulate=True)
         ),
         "view_written": one(lambda self, x: self.target[2:4].add_(0.01)),
-        "strided_view_written": one(lambda self, x: self.target.as_strided((4,), (7,), 3).add_(0.01)),
         "codebook": one(_codebook),
         "by_numpy": one(_by_numpy),
         "buffer_counts": one(lambda self, x: self.seen.add_(1)),
@@ -135,75 +131,9 @@ def strided_out_of_a_buffer() -> Cheat:
 
 
 @add
-def tensor_that_is_an_attribute() -> Cheat:
-    memory = torch.ones(8, 6)
-    model = writing(lambda self, x: self.target.copy_(self.memory[0].mul_(1.01)))
-    model.memory = [memory]
-    return Cheat(model, beside=[memory])
-
-
-@add
 def tensor_of_a_closure() -> Cheat:
     memory = torch.ones(8, 6)
     return Cheat(writing(lambda self, x: self.target.copy_(memory.mul_(1.01))), beside=[memory])
-
-
-@add
-def hook_of_a_gradient_writes() -> Cheat:
-    class Hooked(Target):
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.enter(x) + 0.1 * self.slow(x)
-            if hidden.requires_grad:
-                hidden.register_hook(self.write_of)
-            return self.leave(torch.relu(hidden))
-
-        def write_of(self, gradient: Tensor) -> None:
-            self.slow.weight.data.mul_(1.01)
-
-    return Cheat(Hooked())
-
-
-@add
-def hook_of_a_module_writes() -> Cheat:
-    model = writing(lambda self, x: None)
-
-    def write(module: nn.Module, args: Any, out: Tensor) -> None:
-        model.target.data.mul_(1.01)
-
-    model.enter.register_forward_hook(write)
-    return Cheat(model)
-
-
-@add
-def hook_of_all_modules_writes() -> Cheat:
-    model = writing(lambda self, x: None)
-
-    def write(module: nn.Module, args: Any, out: Any) -> None:
-        if module is model:
-            model.target.data.mul_(1.01)
-
-    handle = register_module_forward_hook(write)
-    return Cheat(model, undo=handle.remove)
-
-
-@add
-def backward_of_ones_own_writes() -> Cheat:
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, memory: Tensor) -> Tensor:
-            ctx.memory = memory
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Any:
-            ctx.memory.data.mul_(1.01)
-            return gradients[0], None
-
-    class Uses(Target):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.leave(Own.apply(self.enter(x) + 0.1 * self.slow(x), self.slow.weight))
-
-    return Cheat(Uses())
 
 
 @add
@@ -242,33 +172,17 @@ def teacher_of_an_objective() -> Cheat:
 
 @add
 def expanded_buffer() -> Cheat:
-    class Expands(Net):
-        def scale(self) -> Any:
-            return self.factors
-
-    model = Expands()
+    model = scaled(lambda self: self.factors)
     model.register_buffer("factors", torch.ones(1).expand(3))
     return Cheat(model)
 
 
-@add
-def gradients_zeroed_in_forward() -> Cheat:
-    class Zeroes(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            self.zero_grad()
-            return super().forward(x)
-
-    return Cheat(Zeroes())
+WRITES["gradients_zeroed_in_forward"] = lambda: Cheat(scaled(lambda self: (self.zero_grad(), 1.0)[1]))
 
 
 @add
 def parameter_of_no_optimizer() -> Cheat:
-    class Outside(Net):
-        def scale(self) -> Any:
-            return self.extra
-
-    model = Outside()
-    model.extra = nn.Parameter(torch.ones(1))
+    model: Any = scaled(lambda self: self.extra, extra=nn.Parameter(torch.ones(1)))
 
     def change() -> None:
         assert model.extra.grad is not None
