@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from kit import ordinary_models
 from kit.ordinary_models import NOT_REPLAYED, ORDINARY, ROWS
+from kit.small import same
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -46,10 +46,6 @@ def trained(model: Callable[[], nn.Module], loss: Any, data: dict[str, Tensor], 
     return [*(value.clone() for value in made.state_dict().values()), torch.get_rng_state(), *predicted], note
 
 
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_model_is_replayed_with_torchs_bits(name: str) -> None:
@@ -62,26 +58,11 @@ def test_an_ordinary_model_is_replayed_with_torchs_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_REPLAYED)
 def test_what_cannot_be_proven_is_left_to_torch_and_the_note_says_where_it_is(name: str) -> None:
-    model, words, loss = NOT_REPLAYED[name]
-    expected, _ = trained(model, loss(), ROWS, False)
-    found, note = trained(model, loss(), ROWS, "auto")
+    case = NOT_REPLAYED[name]
+    expected, _ = trained(case.model, case.loss, ROWS, False)
+    found, note = trained(case.model, case.loss, ROWS, "auto")
     assert same(expected, found)
     assert note.startswith("passes are left to torch: ")
-    for word in words:
-        assert word in note
-    if line := line_of(model):
-        assert f"ordinary_models.py:{line}" in note
-
-
-def line_of(model: Any) -> int:
-    """The line that the table says is the reason, if it says one."""
-    if not inspect.isclass(model):
-        return 0
-    lines, first = inspect.getsourcelines(model)
-    return next((first + k for k, line in enumerate(lines) if "# note: " in line), 0)
-
-
-def test_every_reason_has_its_line() -> None:
-    """The control: no line is forgotten above."""
-    source = inspect.getsource(ordinary_models)
-    assert source.count("# note: ") == sum(line_of(each.model) > 0 for each in NOT_REPLAYED.values())
+    assert case.word in note
+    if case.line >= 0:
+        assert f"ordinary_models.py:{case.scale.__code__.co_firstlineno + case.line}" in note
