@@ -146,35 +146,3 @@ def test_a_subclass_cannot_give_a_part_of_the_trainer_another_meaning(name: str)
 
     with pytest.raises(hr.ConfigError, match=f"'{name}' is a part of every trainer"):
         Sets(nn.Linear(2, 2))
-
-
-class Meddles:
-    """A metric that calls a function when it is fed for the twelfth time."""
-
-    def __init__(self, call: Any) -> None:
-        self.call, self.times = call, 0
-
-    def update(self, outputs: Tensor, target: Tensor) -> None:
-        self.times += 1
-        if self.times == 12:
-            self.call()
-
-    def compute(self) -> float:
-        return 0.0
-
-    def reset(self) -> None:
-        pass
-
-
-def test_a_metric_that_changes_the_model_is_seen_by_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", 1)
-    monkeypatch.setattr("headrace.step.tape.tapes.GAIN", float("inf"))  # however busy the machine is
-    ends = []
-    for tape in (False, "auto"):
-        torch.manual_seed(0)
-        trainer = made(nn.Linear(4, 2), tape=tape, macrobatch=320)
-        hook = trainer.model.register_forward_hook
-        trainer.metrics = {"meddles": Meddles(lambda hook=hook: hook(lambda module, inputs, result: 2 * result))}
-        trainer.fit((X, Y), epochs=1, progress=False)
-        ends.append(trainer.model.weight.detach().clone())
-    assert torch.equal(*ends)

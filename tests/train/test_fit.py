@@ -1,47 +1,28 @@
 """What `fit` and `validate` promise: how long, what is reported and when, and that looking changes nothing."""
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.small import BATCH, ROWS, data, fit, momentum, same, state
+from kit.small import model as plain
+from kit.small import trainer as make
 from torch import Tensor, nn
 
 import headrace as hr
 
-ROWS, BATCH = 50, 16  # batches of 16, 16, 16 and 2
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA, VAL = (X, Y), (X[:33] + 0.1, Y[:33])
+X, Y = DATA = data()  # batches of 16, 16, 16 and 2
+VAL = X[:33] + 0.1, Y[:33]
 
 
 def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
-
-
-def plain() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def make(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    model = plain() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
-
-
-def fit(trainer: hr.Trainer, *data: Any, **options: Any) -> hr.History:
-    return trainer.fit(*(data or (DATA,)), **{"progress": False} | options)
-
-
-def values(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in model.state_dict().items()}
+    return plain(norm=True, dropout=0.2)
 
 
 LIMITS = [
-    ({}, 40, "10 epochs"),
+    ({"epochs": 10}, 40, "10 epochs"),
     ({"epochs": 3}, 12, "3 epochs"),
     ({"epochs": 1}, 4, "1 epoch"),
     ({"steps": 7}, 7, "7 steps"),
@@ -81,7 +62,7 @@ def test_every_row_of_the_history_has_its_counters_and_scores() -> None:
 def test_the_training_loss_is_the_mean_over_rows_of_the_losses_before_each_update() -> None:
     trainer = make(loss=hr.CrossEntropy() + hr.L2Prior(0.5), metrics=["accuracy"], order="none")
     raw = plain()
-    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(raw)
     total, right, priors = 0.0, 0, []
     for start in range(0, ROWS, BATCH):
         x, y = X[start : start + BATCH], Y[start : start + BATCH]
@@ -124,32 +105,32 @@ def test_scores_and_reports_come_when_they_are_due_and_at_the_end(
 
 
 def test_a_report_covers_the_updates_since_the_last_one() -> None:
-    each = fit(make(plain()), epochs=1, log_every="1 step")["train/loss"]
-    pairs = fit(make(plain()), epochs=1, log_every="2 steps")["train/loss"]
+    each = fit(make(), epochs=1, log_every="1 step")["train/loss"]
+    pairs = fit(make(), epochs=1, log_every="2 steps")["train/loss"]
     assert pairs[0] == pytest.approx((each[0] + each[1]) / 2)
     assert pairs[1] == pytest.approx((each[2] * 16 + each[3] * 2) / 18)
 
 
 def test_validation_during_a_training_changes_nothing_of_it() -> None:
-    def trained(*val: Any, **options: Any) -> dict[str, Tensor]:
+    def trained(*val: Any, **options: Any) -> Any:
         trainer = make(network(), metrics=["accuracy"])
         torch.manual_seed(5)
         fit(trainer, DATA, *val, epochs=3, **options)
-        return values(trainer.model) | {"random state": torch.get_rng_state()}
+        return state([trainer, torch.get_rng_state()])
 
     alone = trained()
-    assert all(map(torch.equal, trained(VAL, VAL, validate_every="1 step").values(), alone.values()))
+    assert same(trained(VAL, VAL, validate_every="1 step"), alone)
 
 
 def test_validation_leaves_weights_buffers_modes_and_random_state_alone() -> None:
     trainer = make(network(), metrics=["accuracy"])
     trainer.model[1].eval()
-    before, state, modes = values(trainer.model), torch.get_rng_state(), [m.training for m in trainer.model.modules()]
+    before, random, modes = state(trainer), torch.get_rng_state(), [m.training for m in trainer.model.modules()]
     scores = trainer.validate(VAL)
     assert trainer.test(VAL) == {key.replace("val/", "test/"): value for key, value in scores.items()}
     trainer.predict(X)
-    assert all(map(torch.equal, values(trainer.model).values(), before.values()))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert same(trainer, before)
+    assert torch.equal(torch.get_rng_state(), random)
     assert [m.training for m in trainer.model.modules()] == modes
     assert all(p.grad is None for p in trainer.model.parameters())
 
@@ -197,7 +178,7 @@ def test_validation_that_fails_leaves_the_source_where_it_stood() -> None:
 
 def test_a_second_fit_goes_on_with_the_weights_and_the_momentum_of_the_first() -> None:
     trainer, raw = make(), plain()
-    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(raw)
     histories = [fit(trainer, epochs=2), fit(trainer, epochs=1)]
     order = hr.Order(ROWS, seed=0)
     for epoch in (0, 1, 0):
@@ -206,7 +187,7 @@ def test_a_second_fit_goes_on_with_the_weights_and_the_momentum_of_the_first() -
             F.cross_entropy(raw(X[rows]), Y[rows]).backward()
             optimizer.step()
     assert [h.last["step"] for h in histories] == [8, 4]
-    assert all(map(torch.equal, values(trainer.model).values(), values(raw).values()))
+    assert same(trainer.model, raw)
 
 
 def test_fits_one_after_the_other_on_a_reader_are_one_training() -> None:
@@ -234,11 +215,11 @@ def test_fits_one_after_the_other_on_a_reader_are_one_training() -> None:
 def test_the_seed_decides_the_order_and_nothing_else_is_random() -> None:
     models = []
     for seed in (0, 0, 1):
-        trainer = make(plain(), seed=seed)
+        trainer = make(seed=seed)
         fit(trainer, epochs=2)
-        models.append(values(trainer.model)["0.weight"])
-    assert torch.equal(models[0], models[1])
-    assert not torch.equal(models[0], models[2])
+        models.append(state(trainer.model))
+    assert same(models[0], models[1])
+    assert not same(models[0], models[2])
 
 
 def test_any_torchmetrics_object_is_a_metric() -> None:
@@ -298,12 +279,45 @@ def test_a_torch_scheduler_stepped_by_hand_sets_the_rate(change: str) -> None:
 
 
 def test_data_given_in_any_form_are_the_same_data() -> None:
-    def trained(data: Any, model: Callable[[], nn.Module] = plain) -> Tensor:
-        trainer = make(model())
-        fit(trainer, data, epochs=2)
-        return values(trainer.model)["0.weight"]
+    def trained(data: Any) -> Any:
+        trainer = make()
+        fit(trainer, data)
+        return state(trainer)
 
     expected = trained(DATA)
     table = hr.ArrayTable({"x": X, "y": Y})
-    for data in ((X.numpy(), Y.numpy()), {"x": X, "y": Y.numpy()}, table, hr.Reader(table, "full", seed=0)):
-        assert torch.equal(trained(data), expected)
+    for form in ((X.numpy(), Y.numpy()), {"x": X, "y": Y.numpy()}, table, hr.Reader(table, "full", seed=0)):
+        assert same(trained(form), expected)
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
+def test_a_column_and_a_vector_mean_the_same_and_are_never_broadcast(shape: tuple[int, ...]) -> None:
+    trainer, y = make(nn.Linear(6, 1), loss=hr.MSE(), order="none"), X[:, 0].reshape(shape)
+    with torch.no_grad():
+        expected = float((trainer.model(X[:BATCH]).squeeze(1) - X[:BATCH, 0]).square().mean())
+    info = next(iter(trainer.steps((X, y), epochs=1)))
+    assert info.losses["mse"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_batch_larger_than_the_data_is_one_short_batch() -> None:
+    history = fit(make(batch_size=1000), DATA, VAL)
+    assert history["step"] == [1, 2]
+    assert history.last["samples"] == 2 * ROWS
+
+
+def test_the_class_of_an_optimizer_makes_one_of_the_parameters() -> None:
+    trainer = make(optimizer=torch.optim.AdamW)
+    assert isinstance(trainer.optimizer, torch.optim.AdamW)
+    assert trainer.optimizer.param_groups[0]["params"] == list(trainer.model.parameters())
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.int64])
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    def rows(one: Any, three: Any) -> list[dict[str, Any]]:
+        numbers = {"clip_norm": one, "clip_value": one, "batch_size": three, "microbatch": three}
+        trainer = make(**numbers, schedule=hr.Cosine(warmup=one, floor=one))
+        trainer.clip_norm = one
+        return fit(trainer, DATA, DATA, epochs=three, callbacks=[hr.EarlyStopping(patience=three)]).rows
+
+    assert rows(number(1), np.int64(3)) == rows(1.0, 3)
+    assert make(clip_norm=number(1)).clip_norm == 1

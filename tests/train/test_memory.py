@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from kit import small
 from kit.sampled import sampled
+from kit.small import data, difference
 from torch import Tensor, nn
 
 import headrace as hr
 
-ROWS, BATCH = 40, 8  # five batches
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
+BATCH = 8
+X, Y = DATA = data(40)  # five batches
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "of torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -96,16 +96,13 @@ def make(model: nn.Module, **options: Any) -> hr.Trainer:
     return trainer
 
 
-def state(trainer: hr.Trainer) -> dict[str, Any]:
-    """By value: weights, buffers, optimizer and the generator that dropout draws from."""
-    values = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    remembered = trainer.optimizer.state_dict()["state"]
-    kept = {n: {k: torch.as_tensor(v).clone() for k, v in entry.items()} for n, entry in remembered.items()}
-    return {"model": values, "optimizer": kept, "random": torch.get_rng_state()}
+def state(trainer: hr.Trainer) -> Any:
+    """Weights, buffers, optimizer, and the generator that dropout draws from."""
+    return small.state([trainer, torch.get_rng_state()])
 
 
 def same(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert not (where := difference(a, b)), where
 
 
 @contextmanager
@@ -148,7 +145,7 @@ def test_a_step_that_the_memory_does_not_hold_leaves_everything_as_it_was(error:
     assert str(ERRORS[error]()).splitlines()[0][:40] in text
     assert place == "optimizer" or "weights are as they were" in text
     assert place == "optimizer" or ("8 rows at once" in text and "microbatch=4" in text and "'auto'" in text)
-    same({**state(broken), "random": 0}, {**expected, "random": 0})
+    same(state(broken)[0], expected[0])
 
 
 @pytest.mark.parametrize("auto", [False, True])
@@ -189,25 +186,10 @@ def test_what_is_said_of_the_weights_after_an_optimizer_ran_out_of_memory_is_tru
     torch.manual_seed(5)
     if first > 1:
         quiet(before, steps=first - 1)
-    changed = any(
-        not torch.equal(a, b) for a, b in zip(trainer.model.parameters(), before.model.parameters(), strict=True)
-    )
-    assert changed == half
+    assert bool(difference(trainer.model, before.model)) == half
     text = str(caught.value)
     assert ("weights are as they were" in text) != ("half an update: go on from the last checkpoint" in text)
     assert not half or "half an update" in text
-
-
-@pytest.mark.parametrize(("error", "place"), sampled(product(ERRORS, PLACES), keep=[OTHER], of=4))
-def test_a_run_goes_on_from_its_last_checkpoint(error: str, place: str, tmp_path: Path) -> None:
-    never, broken, resumed = make(Hungry(error, "never")), make(Hungry(error, place, first=8)), make(Hungry(error, ""))
-    torch.manual_seed(5)
-    quiet(never, epochs=2)
-    torch.manual_seed(5)
-    with pytest.raises(hr.OutOfMemoryError):
-        quiet(broken, epochs=2, run=tmp_path)
-    assert quiet(resumed, epochs=2, run=tmp_path).last["step"] == 10
-    same(state(resumed), state(never))
 
 
 @pytest.mark.parametrize("auto", [False, True])
@@ -270,7 +252,7 @@ def test_microbatches_are_halved_until_they_fit_and_stay_so(error: str, place: s
         rows = quiet(found).rows
     assert model.sizes == sizes * 5
     assert quiet(expected).last["train/loss"] == pytest.approx(rows[-1]["train/loss"], abs=1e-6)
-    torch.testing.assert_close(state(found)["model"], state(expected)["model"], rtol=0, atol=2e-5)
+    torch.testing.assert_close(found.model.state_dict(), expected.model.state_dict(), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("place", ["forward", "backward"])
@@ -299,7 +281,7 @@ def test_a_row_that_does_not_fit_ends_the_training(microbatch: Any) -> None:
     rows = 1 if microbatch == "auto" else microbatch or BATCH
     assert f"the memory does not hold {rows} rows at once" in str(caught.value)
     assert ("Nothing smaller than a row" in str(caught.value)) == (rows == 1)
-    same(state(trainer)["model"], before["model"])
+    same(state(trainer)[0], before[0])
 
 
 def test_memory_that_runs_out_in_the_optimizer_is_no_reason_for_smaller_microbatches() -> None:
@@ -336,4 +318,4 @@ def test_the_size_that_fits_is_saved_and_goes_on_in_another_process(tmp_path: Pa
     torch.manual_seed(5)
     with told("memory ran out"):
         quiet(whole, epochs=2)
-    same(second.state_dict(), whole.model.state_dict())
+    same(second, whole.model)

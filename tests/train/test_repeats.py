@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.small import data, same, state
 from torch import Tensor, nn
 
 import headrace as hr
@@ -16,8 +17,7 @@ from headrace.step.tape import tapes
 from headrace.step.update import Made
 
 ROWS, BATCH = 400, 8
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
+X, Y = data(ROWS)
 
 
 class Counted:
@@ -77,11 +77,6 @@ def trained(trainer: hr.Trainer, driven: bool, data: Any = (X, Y), **options: An
         trainer.fit(data, **options)
     rows = [{k: v for k, v in row.items() if k != "minutes"} for row in trainer.history.rows]
     return [value.clone() for value in trainer.model.state_dict().values()], rows
-
-
-def ragged(seed: int) -> Any:
-    lengths = torch.randint(1, 5, (ROWS,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [torch.ones(length, 6) for length in lengths]
 
 
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
@@ -253,24 +248,6 @@ def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(
     assert counted.made > 20
 
 
-def test_a_source_is_asked_for_a_batch_after_the_update_before_it() -> None:
-    """An agent that acts by its present policy sees the weights of every update."""
-    trainer = make()
-    first = next(iter(trainer.model.parameters()))
-    seen: list[float] = []
-
-    class Agent(hr.Source):
-        endless = True
-        streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))
-
-        def next_batch(self, size: int, shard: Any = None) -> hr.Batch:
-            seen.append(float(first.detach().sum()))
-            return hr.Batch({"x": X[:size], "y": Y[:size]})
-
-    trained(trainer, False, Agent(), epochs=None, steps=40)
-    assert len(set(seen)) == 40
-
-
 class Freezes:
     """Freezes the first parameter when it is called for the 130th time."""
 
@@ -394,13 +371,8 @@ def test_what_changes_between_two_updates_by_hand_is_seen(change: str, build: An
             outcome = trainer.train_step(hr.Batch({"x": X[rows], "y": Y[rows]}))
             losses.append({name: term.sum for name, term in outcome.terms.items()})
         gradients = [param.grad for param in trainer.model.parameters()]
-        ends.append((losses, [None if g is None else g.clone() for g in gradients], trainer.model.state_dict()))
-    (losses, gradients, weights), (others, found, state) = ends
-    assert losses == others
-    assert all(torch.equal(weights[name], state[name]) for name in weights)
-    assert all(
-        (a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(gradients, found, strict=True)
-    )
+        ends.append(state([losses, gradients, trainer.model]))
+    assert same(*ends)
     assert counted.alone > 10 or build is normalised, "batches by hand are repeats, too"
 
 

@@ -1,6 +1,5 @@
 """What cannot go on: another model, other data, state that cannot be saved. It is told, and nothing is touched."""
 
-import copy
 import datetime
 import warnings
 from pathlib import Path
@@ -9,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit import small
 from kit.in_run import in_run
+from kit.small import data, difference, state
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace.loss import metrics as metric
 
 ROWS, BATCH = 20, 4  # five batches
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
+X, Y = DATA = data(ROWS)
 
 
 def network(width: int = 8, seed: int = 0) -> nn.Sequential:
@@ -40,59 +39,26 @@ def steps(trainer: hr.Trainer, run: Path, until: int | None = None, data: Any = 
     return info.resumed
 
 
-def state(trainer: hr.Trainer) -> Any:
-    return copy.deepcopy([trainer.model.state_dict(), [o.state_dict() for o in trainer.optimizers.values()]])
-
-
-def same(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def refused(
-    trainer: hr.Trainer, run: Path, *told: str, data: Any = DATA, kind: type[Exception] = hr.HeadraceError
-) -> None:
-    """Says all of this; the model is as it was, the run can be gone on with, and the trainer is of use."""
+def refused(trainer: hr.Trainer, run: Path, *words: str, data: Any = DATA, **options: Any) -> None:
+    """Fails unless all of this is said, nothing has changed, and the trainer can train without the run."""
     before = state(trainer)
     checkpoints = {file: file.read_bytes() for file in (run / "checkpoints").rglob("*.*")}
-    with pytest.raises(kind) as caught:
-        steps(trainer, run, data=data)
-    for text in told:
-        assert text in str(caught.value)
-    same(state(trainer), before)
+    with pytest.raises((hr.CheckpointError, hr.SourceError)) as caught:
+        steps(trainer, run, data=data, **options)
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+    assert not (where := difference(trainer, before)), where
     assert {file: file.read_bytes() for file in (run / "checkpoints").rglob("*.*")} == checkpoints
     trainer.fit(data, epochs=1, progress=False)
 
 
-# --- another model ------------------------------------------------------------------------------------------
+# --- another model, other data ------------------------------------------------------------------------------
 
 
-def test_another_model_is_refused_with_all_that_is_different(tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3)
-    wide = network(9)
-    wide.extend([nn.Linear(3, 3), nn.PReLU()])
-    wide[0].bias = None
-    told = [
-        "another model",
-        "missing in the checkpoint: 4.weight, 4.bias, 5.weight",
-        "not in this model: 0.bias",
-    ]
-    told.append("of another shape: 0.weight (float32[8, 6] there, float32[9, 6] here)")
-    refused(make(wide), tmp_path / "run", *told, kind=hr.CheckpointError)
-    assert steps(make(), tmp_path / "run") == 3
-
-
-def test_a_model_in_another_precision_is_refused(tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3)
-    model = network().double()
-    double = (X.double(), Y)
-    refused(make(model), tmp_path / "run", "0.weight (float32[8, 6] there, float64[8, 6] here)", data=double)
-    assert steps(make(), tmp_path / "run") == 3
-
-
-def test_a_model_like_it_is_not_refused(tmp_path: Path) -> None:
-    """The control: only names, shapes and dtypes count."""
-    steps(make(), tmp_path / "run", 3)
-    assert steps(make(network(seed=5)), tmp_path / "run") == 3
+def wide() -> hr.Trainer:
+    model = network(9)
+    model.extend([nn.Linear(3, 3), nn.PReLU()])
+    model[0].bias = None
+    return make(model)
 
 
 class Prototypes(hr.Objective, nn.Module):
@@ -114,63 +80,55 @@ def with_prototypes(width: int = 3, seed: int = 0) -> hr.Trainer:
     return make(model, torch.optim.Adam([*model.parameters(), *objective.parameters()]), loss=objective)
 
 
-def test_another_objective_is_refused(tmp_path: Path) -> None:
-    steps(with_prototypes(), tmp_path / "run", 3)
-    refused(with_prototypes(2), tmp_path / "run", kind=hr.CheckpointError)
-    assert steps(with_prototypes(), tmp_path / "run") == 3
-
-
-def test_values_that_an_objective_is_made_with_are_no_difference(tmp_path: Path) -> None:
-    """They are state, and come back."""
-    steps(with_prototypes(), tmp_path / "run", 3)
-    assert steps(with_prototypes(seed=1), tmp_path / "run") == 3
-
-
-@pytest.mark.parametrize("override", [False, True])
-def test_an_optimizer_of_another_kind_is_refused(override: bool, tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3)
+def of_groups(*groups: Any) -> hr.Trainer:
+    """The optimizer has groups with the parameters of these layers."""
     model = network(seed=1)
-    trainer = make(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    before = state(trainer)
-    with pytest.raises(hr.CheckpointError, match=r"Adam.*SGD"):
-        steps(trainer, tmp_path / "run", override=override)
-    same(state(trainer), before)
-    trainer.fit(DATA, epochs=1, progress=False)
+    made = [{"params": [p for layer in group for p in model[layer].parameters()]} for group in groups]
+    return make(model, torch.optim.Adam(made, lr=0.02))
 
 
-def test_an_optimizer_of_other_parameters_is_refused_by_their_names(tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3)
+def momentum() -> hr.Trainer:
     model = network(seed=1)
-    refused(make(model, torch.optim.Adam(model[1:].parameters(), lr=0.02)), tmp_path / "run", "0.bias", "0.weight")
-    for _ in range(2):
-        groups = [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
-        refused(make(model, torch.optim.Adam(groups, lr=0.02)), tmp_path / "run", "optimizer")
-    assert steps(make(), tmp_path / "run") == 3
+    return make(model, small.momentum(model))
 
 
-# --- other data ---------------------------------------------------------------------------------------------
-
-OTHERS: dict[str, tuple[Any, list[str]]] = {
-    "more rows": ((torch.cat([X, X]), torch.cat([Y, Y])), ["rows: saved 20, now 40"]),
-    "fewer rows": ((X[:10], Y[:10]), ["rows: saved 20, now 10"]),
-    "a stream more": ({"x": X, "y": Y, "z": X}, ["other data"]),
-    "another dtype": ({"x": X, "y": Y.int()}, ["other data"]),
+OTHERS: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
+    "another model": (
+        make,
+        wide,
+        {},
+        ["missing in the checkpoint: 4.weight, 4.bias, 5.weight", "not in this model: 0.bias", "of another shape: 0.w"],
+    ),
+    "another precision": (
+        make,
+        lambda: make(network().double()),
+        {"data": (X.double(), Y)},
+        ["0.weight (float32[8, 6] there, float64[8, 6] here)"],
+    ),
+    "another objective": (with_prototypes, lambda: with_prototypes(2), {}, []),
+    "another optimizer": (make, momentum, {}, ["Adam", "SGD"]),
+    "another optimizer, overridden": (make, momentum, {"override": True}, ["Adam", "SGD"]),
+    "an optimizer of other parameters": (make, lambda: of_groups([1, 3]), {}, ["0.bias", "0.weight"]),
+    "an optimizer of other groups": (make, lambda: of_groups([0], [1, 3]), {}, ["optimizer"]),
+    "more rows": (make, make, {"data": (torch.cat([X, X]), torch.cat([Y, Y]))}, ["rows: saved 20, now 40"]),
+    "fewer rows": (make, make, {"data": (X[:10], Y[:10])}, ["rows: saved 20, now 10"]),
+    "another dtype": (make, make, {"data": {"x": X, "y": Y.int()}}, ["other data"]),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_data_set_is_refused(name: str, tmp_path: Path) -> None:
-    data, told = OTHERS[name]
-    options = {"inputs": ["x"]}
-    steps(make(**options), tmp_path / "run", 3)
-    trainer = make(network(seed=1), **options)
-    before = state(trainer)
-    with pytest.raises(hr.HeadraceError) as caught:
-        steps(trainer, tmp_path / "run", data=data)
-    assert all(text in str(caught.value) for text in told)
-    same(state(trainer), before)
-    trainer.fit(data, epochs=1, progress=False)
-    assert steps(make(**options), tmp_path / "run") == 3
+def test_what_a_run_cannot_go_on_with_is_refused_with_all_that_is_different(name: str, tmp_path: Path) -> None:
+    first, other, options, words = OTHERS[name]
+    steps(first(), tmp_path / "run", 3)
+    refused(other(), tmp_path / "run", *words, **options)
+    assert steps(first(), tmp_path / "run") == 3
+
+
+@pytest.mark.parametrize("first", [make, with_prototypes])
+def test_a_model_and_an_objective_like_them_are_not_refused(first: Any, tmp_path: Path) -> None:
+    """The control: only names, shapes and dtypes count; values come back."""
+    steps(first(), tmp_path / "run", 3)
+    assert steps(make(network(seed=5)) if first is make else with_prototypes(seed=1), tmp_path / "run") == 3
 
 
 class Stream(hr.Source):
@@ -205,7 +163,7 @@ def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_b
         parts = make(network(seed=limit))
         with pytest.warns(UserWarning, match=rf"within an epoch, at step .* It goes on from step {before}, with data"):
             found = parts.fit(Stream(), steps=limit, **options)
-    same(state(parts), state(whole))
+    assert small.same(parts, whole)
     assert found["train/loss"] == history["train/loss"]
     assert list(found["train/loss"]) == list(history["train/loss"])
 
@@ -220,7 +178,7 @@ def test_workers_that_read_a_source_without_state_go_on_from_the_beginning_of_an
     hr.launch(trained, tmp_path / "run", 7, workers=2)
     with pytest.warns(UserWarning, match="It goes on from step 5, with data that have to begin an epoch there"):
         parts = hr.launch(trained, tmp_path / "run", 12, workers=2)
-    same(parts, hr.launch(trained, None, 12, workers=2))
+    assert small.same(parts, hr.launch(trained, None, 12, workers=2))
 
 
 def test_a_source_without_state_is_refused_where_there_is_no_checkpoint_between_epochs(tmp_path: Path) -> None:
@@ -229,11 +187,8 @@ def test_a_source_without_state_is_refused_where_there_is_no_checkpoint_between_
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         if not path.name.startswith(f"step-{7:012d}-"):
             path.rename(tmp_path / path.name)
-    trainer = make(network(seed=2))
-    before = state(trainer)
-    with pytest.raises(hr.CheckpointError, match=r"within an epoch, and Stream cannot go back.*state_dict"):
-        steps(trainer, tmp_path / "run", data=Stream())
-    same(state(trainer), before)
+    words = "within an epoch, and Stream cannot go back", "state_dict"
+    refused(make(network(seed=2)), tmp_path / "run", *words, data=Stream())
 
 
 class Marked(Stream):
@@ -254,46 +209,6 @@ class Marked(Stream):
         self.at, self.more = state["at"], state["deep"]["list"][1]
 
 
-UNFIT: dict[str, tuple[Any, str]] = {
-    "an object": (object(), "a object"),
-    "a set": ({1, 2}, "a set"),
-    "a tuple": ((1, 2), "tuple"),
-    "a NaN": (float("nan"), "nan (float)"),
-    "a dict with numbers as keys": ({1: "one"}, "a dict with the keys [1]"),
-    "a function": (len, "builtin_function_or_method"),
-    "a time": (datetime.timedelta(1), "a timedelta"),
-    "bytes": (b"abc", "a bytes"),
-    "an array of objects": (np.array([object()]), "an array of object"),
-    "a sparse tensor": (torch.eye(3).to_sparse(), "sparse"),
-}
-
-
-@pytest.mark.parametrize("name", UNFIT)
-def test_source_state_that_cannot_be_saved_is_refused_before_the_first_step(name: str, tmp_path: Path) -> None:
-    value, told = UNFIT[name]
-    trainer, source = make(), Marked(value)
-    before = state(trainer)
-    with pytest.raises(hr.CheckpointError) as caught:
-        steps(trainer, tmp_path / "run", data=source)
-    assert "deep/list/1" in str(caught.value)
-    assert told in str(caught.value)
-    same(state(trainer), before)
-    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [None, True, 2**70, 0.1, "α", X, np.arange(3), [1, {"a": [None]}], {}], ids=repr)
-def test_source_state_of_plain_values_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3, data=Marked(value))
-    source = Marked("something else")
-    assert steps(make(), tmp_path / "run", 4, data=source) == 3
-    assert type(source.more) is type(value)
-    if isinstance(value, Tensor | np.ndarray):
-        assert (torch.as_tensor(source.more) == torch.as_tensor(value)).all()
-    else:
-        assert source.more == value
-
-
 class Notes(hr.Callback):
     def __init__(self, note: Any) -> None:
         self.note, self.seen = note, 0
@@ -308,11 +223,57 @@ class Notes(hr.Callback):
         self.note, self.seen = state["note"], state["seen"]
 
 
-def test_state_of_a_callback_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    trainer, notes = make(), Notes({"inner": object()})
-    with pytest.raises(hr.CheckpointError, match=r"callbacks/Notes/note/inner.*a object"):
-        steps(trainer, tmp_path / "run", callbacks=[notes])
-    assert notes.seen == 0
+class Unsaid(nn.Sequential):
+    def get_extra_state(self) -> Any:
+        return {"what": {1, 2}}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+UNFIT: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (f"deep/list/1.*{words}", {"data": lambda value=value: Marked(value)})
+        for words, value in {
+            "a object": object(),
+            "a set": {1, 2},
+            "tuple": (1, 2),
+            r"nan \(float\)": float("nan"),
+            r"a dict with the keys \[1\]": {1: "one"},
+            "builtin_function_or_method": len,
+            "a timedelta": datetime.timedelta(1),
+            "a bytes": b"abc",
+            "an array of object": np.array([object()]),
+            "sparse": torch.eye(3).to_sparse(),
+        }.items()
+    ),
+    ("callbacks/Notes/note/inner.*a object", {"callbacks": lambda: [Notes({"inner": object()})]}),
+    ("_extra_state/what.*a set", {"model": lambda: Unsaid(*network())}),
+]
+
+
+@pytest.mark.parametrize(("words", "given"), UNFIT)
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(words: str, given: Any, tmp_path: Path) -> None:
+    made = {name: make() for name, make in given.items()}
+    trainer = make(made.pop("model", None))
+    before = state(trainer)
+    with pytest.raises(hr.CheckpointError, match=rf"(?s){words}"):
+        steps(trainer, tmp_path / "run", **made)
+    assert not difference(trainer, before)
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [None, True, 2**70, 0.1, "α", X, np.arange(3), [1, {"a": [None]}], {}], ids=repr)
+def test_source_state_of_plain_values_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 3, data=Marked(value))
+    source = Marked("something else")
+    assert steps(make(), tmp_path / "run", 4, data=source) == 3
+    assert type(source.more) is type(value)
+    if isinstance(value, Tensor | np.ndarray):
+        assert (torch.as_tensor(source.more) == torch.as_tensor(value)).all()
+    else:
+        assert source.more == value
 
 
 def test_callbacks_of_one_kind_get_back_what_each_of_them_had(tmp_path: Path) -> None:
@@ -353,22 +314,6 @@ def test_a_metric_that_forgets_is_right_or_told_of(tmp_path: Path, monkeypatch: 
         steps(trainer, tmp_path / "run", epochs=1, override=True)
     told = any("rows" in str(warning.message) and "state_dict" in str(warning.message) for warning in caught)
     assert told or trainer.history["train/rows"] == [ROWS]
-
-
-class Unsaid(nn.Sequential):
-    def get_extra_state(self) -> Any:
-        return {"what": {1, 2}}
-
-    def set_extra_state(self, state: Any) -> None:
-        pass
-
-
-def test_extra_state_of_a_model_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    trainer = make(Unsaid(*network()))
-    before = [p.clone() for p in trainer.model.parameters()]
-    with pytest.raises(hr.CheckpointError, match=r"_extra_state/what.*a set"):
-        steps(trainer, tmp_path / "run")
-    assert all(map(torch.equal, trainer.model.parameters(), before))
 
 
 # --- what it costs ------------------------------------------------------------------------------------------

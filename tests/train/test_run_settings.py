@@ -9,6 +9,7 @@ import pytest
 import torch
 from kit.in_run import in_run
 from kit.sampled import sampled
+from kit.small import data, difference, model, state
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -16,16 +17,14 @@ import headrace as hr
 from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 20, 4  # five batches
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
+X, Y = data(ROWS)
 DATA = {"x": X, "y": Y, "z": (Y + 1) % 3, "w": torch.rand(ROWS, generator=torch.Generator().manual_seed(2))}
 
 
 def make(loss: Callable[[], Any] = hr.CrossEntropy, optimizer: Any = None, **options: Any) -> hr.Trainer:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    made = torch.optim.Adam(model.parameters(), lr=0.02) if optimizer is None else optimizer(model.parameters())
-    return hr.Trainer(model, loss(), made, **{"batch_size": BATCH, "inputs": ["x"], "device": "cpu"} | options)
+    network = model()
+    made = torch.optim.Adam(network.parameters(), lr=0.02) if optimizer is None else optimizer(network.parameters())
+    return hr.Trainer(network, loss(), made, **{"batch_size": BATCH, "inputs": ["x"], "device": "cpu"} | options)
 
 
 def steps(trainer: hr.Trainer, run: Path, until: int | None = None, **options: Any) -> list[hr.Info]:
@@ -63,23 +62,13 @@ def focal(alpha: float) -> Callable[[], Any]:
 
 LOSSES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "another term": (hr.CrossEntropy, of(hr.Focal), "loss.kind: 'CrossEntropy' in the run, 'Focal' now"),
-    "a coefficient": (hr.CrossEntropy, lambda: 0.5 * hr.CrossEntropy(), "loss.coefficient: 1.0 in the run, 0.5 now"),
     "a variable around a function": (focal(0.25), focal(75.0), r"loss.fn: '.*loss\(alpha=0.25\)' in the run, "),
-    "smoothing": (
-        hr.CrossEntropy,
-        of(hr.CrossEntropy, label_smoothing=0.1),
-        "label_smoothing: 0.0 in the run, 0.1 now",
-    ),
-    "row weights": (hr.CrossEntropy, of(hr.CrossEntropy, weight="w"), "row_weight: None in the run, 'w' now"),
     "another target": (hr.CrossEntropy, of(hr.CrossEntropy, target="z"), "target"),
-    "a reduction": (hr.CrossEntropy, of(hr.CrossEntropy, reduce="sum"), "reduce: 'mean' in the run, 'sum' now"),
     "class weights": (
         of(hr.CrossEntropy, class_weights=[1.0, 2.0, 3.0]),
         of(hr.CrossEntropy, class_weights=[1.0, 2.0, 4.0]),
         "class_weights",
     ),
-    "one term more": (hr.CrossEntropy, lambda: hr.CrossEntropy() + hr.L2Prior(0.1), "loss"),
-    "a prior": (lambda: hr.CrossEntropy() + hr.L2Prior(0.2), lambda: hr.CrossEntropy() + hr.L2Prior(0.1), "loss"),
     "a loss of torch": (
         nn.CrossEntropyLoss,
         lambda: nn.CrossEntropyLoss(label_smoothing=0.1),
@@ -117,7 +106,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no scheduler": (
         {"schedule": hr.Schedule(step_rates)},
         {"schedule": None},
-        "schedule: .*step_rates' in the run, None now",
+        "schedule: .*step_rates.* in the run, None now",
     ),
     "another scheduler": (
         {"schedule": hr.Schedule(step_rates)},
@@ -147,27 +136,17 @@ SOME = sampled(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
-def test_a_setting_that_differs_is_listed_and_nothing_is_touched(name: str, tmp_path: Path) -> None:
+def test_a_setting_that_differs_is_listed_and_only_who_insists_goes_on_with_it(name: str, tmp_path: Path) -> None:
     was, now, told = SETTINGS[name]
     steps(make(**was), tmp_path / "run", 3)
     trainer = make(**now)
-    before = [p.clone() for p in trainer.model.parameters()]
+    before = state(trainer)
     with pytest.raises(hr.CheckpointError, match=r"(?s)trained with other settings.*override=True") as caught:
         steps(trainer, tmp_path / "run")
     assert any(re.search(told, line) for line in str(caught.value).splitlines()), str(caught.value)
-    assert all(map(torch.equal, trainer.model.parameters(), before))
-    assert not trainer.optimizer.state
-    assert steps(make(**was), tmp_path / "run")[0].resumed == 3
-    trainer.fit(DATA, epochs=1, progress=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
-def test_whoever_insists_goes_on_with_the_new_setting(name: str, tmp_path: Path) -> None:
-    was, now, _ = SETTINGS[name]
-    steps(make(**was), tmp_path / "run", 3)
-    trainer = make(**now)
-    assert steps(trainer, tmp_path / "run", override=True)[-1].resumed == 3
+    assert not (where := difference(trainer, before)), where
+    assert steps(make(**was), tmp_path / "run", 4)[0].resumed == 3
+    assert steps(trainer, tmp_path / "run", override=True)[-1].resumed == 4
     assert trainer.history.last["epoch"] == 2
     assert "overridden: " in (tmp_path / "run" / "log.txt").read_text()
     again = steps(make(**now), tmp_path / "run", epochs=3)

@@ -1,7 +1,6 @@
 """Learning rates that move: curves over the progress, torch's schedulers, and when each of them is asked."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.small import data, same, stop_and_resume
 from torch import nn
 from torch.optim import lr_scheduler as rates
 
 import headrace as hr
 
 ROWS, BATCH = 18, 4  # five batches, the last of 2
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
-CURVES: list[Callable[[float], float]] = [hr.Cosine(), hr.Linear(), hr.OneCycle(), hr.WSD(), hr.InverseSqrt()]
-SHARES = st.floats(0, 1)
+X, Y = DATA = data(ROWS)
 
 
 def make(schedule: Any, rate: Any = 1.0, kind: Any = torch.optim.SGD, **options: Any) -> hr.Trainer:
@@ -94,7 +90,7 @@ def test_a_cooldown_of_a_trunk_has_the_bits_of_the_training_that_ends_there(tmp_
     run = hr.Run(tmp_path / "cooled", parent=f"{tmp_path / 'trunk'}@14")
     cooled.fit(DATA, steps=20, progress=False, run=run)
     straight.fit(DATA, steps=20, progress=False)
-    assert all(map(torch.equal, cooled.model.parameters(), straight.model.parameters()))
+    assert same(cooled, straight)
 
 
 def test_one_cycle_is_that_of_torch() -> None:
@@ -109,15 +105,10 @@ def test_one_cycle_is_that_of_torch() -> None:
             theirs.step()
 
 
-@given(SHARES, SHARES)
-def test_every_curve_stays_between_nothing_and_the_rate_wherever_its_top_is(progress: float, top: float) -> None:
+@given(st.floats(0, 1), st.floats(0.0, 0.99))
+def test_every_curve_stays_between_nothing_and_the_rate_which_it_has_at_its_top(progress: float, top: float) -> None:
     for factor in (hr.Cosine(top), hr.Linear(top), hr.OneCycle(top)):
         assert 0.0 <= factor(progress) <= 1.0 + 1e-9
-
-
-@given(st.floats(0.0, 0.99))
-def test_every_curve_reaches_the_rate_at_its_top(top: float) -> None:
-    for factor in (hr.Cosine(top), hr.Linear(top), hr.OneCycle(top)):
         assert factor(top) == pytest.approx(1.0)
 
 
@@ -202,15 +193,22 @@ def test_where_no_source_counts_its_rows_the_first_epoch_tells_how_many_the_next
     assert min(warm.used) > 0
 
 
-@pytest.mark.parametrize("left", [3, 5, 8])
-def test_progress_by_what_the_first_epoch_has_told_is_resumed(left: int, tmp_path: Path) -> None:
-    whole, parts = Rates(), Rates()
-    make(lambda p: 1 - p).fit(Plain(), epochs=3, callbacks=[whole], progress=False)
-    for info in make(lambda p: 1 - p).steps(Plain(), epochs=3, callbacks=[parts], run=tmp_path / "run"):
-        if info.step == left:
-            break
-    make(lambda p: 1 - p).fit(Plain(), epochs=3, callbacks=[parts], progress=False, run=tmp_path / "run")
-    assert parts.used == whole.used
+RESUMED: dict[str, tuple[Any, Any]] = {
+    "by what the first epoch has told": (lambda: lambda p: 1 - p, Plain),
+    "by lengths": (lambda: {0: 0.5, "1 epoch": 0.25, "8 steps": 0.125}, lambda: DATA),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_schedule_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
+    schedule, source = RESUMED[name]
+    stop_and_resume(lambda: make(schedule()), [2, 5, 8], tmp_path, source, epochs=3)
+
+
+def test_another_schedule_by_lengths_is_another_setting(tmp_path: Path) -> None:
+    make({0: 0.5}).fit(DATA, epochs=1, run=tmp_path, progress=False)
+    with pytest.raises(hr.CheckpointError, match="schedule"):
+        make({0: 0.5, "9 steps": 0.1}).fit(DATA, epochs=3, run=tmp_path, progress=False)
 
 
 @pytest.mark.parametrize("left", [2, 5, 8])
@@ -244,48 +242,26 @@ def test_rates_by_lengths_hold_from_the_first_batch_at_their_point(given: Any, e
     assert used(make(given, rate=7.0)) == expected
 
 
-def test_rates_by_lengths_go_on_after_any_step(tmp_path: Path) -> None:
-    schedule = {0: 0.5, "1 epoch": 0.25, "8 steps": 0.125}
-    whole = make(schedule)
-    expected = used(whole, epochs=3)
-    for left in (2, 5, 8):
-        run = tmp_path / str(left)
-        for info in make(schedule).steps(DATA, epochs=3, run=run):
-            if info.step == left:
-                break
-        again, seen = make(schedule), Rates()
-        again.fit(DATA, epochs=3, run=run, progress=False, callbacks=[seen])
-        assert seen.used == expected[left:]
-        assert torch.equal(again.model.weight, whole.model.weight)
-        with pytest.raises(hr.CheckpointError, match="schedule"):
-            make({**schedule, "9 steps": 0.1}).fit(DATA, epochs=3, run=run, progress=False)
-
-
-def test_other_groups_keep_their_ratio_to_rates_by_lengths_also_in_another_training() -> None:
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=2.0)
-    schedule = {0: 1.0, "2 steps": 0.1}
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, schedule=schedule)
-    for _ in range(2):
-        seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
-        assert seen == [[1.0, 0.25]] * 2 + [[0.1, 0.025]] * 3
-
-
 def test_the_report_shows_the_rate_of_the_last_update() -> None:
     trainer = make(lambda p: 1 - p)
     used(trainer)
     assert trainer.history["rate"] == pytest.approx([0.6, 0.1])
 
 
-def test_every_group_keeps_its_own_rate_and_another_training_begins_with_the_first() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [(lambda p: 1 - p, [2, 1.6, 1.2, 0.8, 0.4]), ({0: 1.0, "2 steps": 0.1}, [1, 1, 0.1, 0.1, 0.1])],
+)
+def test_other_groups_keep_their_ratio_and_another_training_begins_with_the_first_rate(
+    schedule: Any, expected: list[float]
+) -> None:
     model = nn.Linear(6, 3)
-    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
-    optimizer = torch.optim.SGD(groups, lr=2.0)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, schedule=lambda p: 1 - p)
+    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=2.0)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, schedule=schedule)
     for _ in range(2):
         seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
-        assert [rate for rate, _ in seen] == pytest.approx([2, 1.6, 1.2, 0.8, 0.4])
-        assert [rate for _, rate in seen] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+        assert [first for first, _ in seen] == pytest.approx(expected)
+        assert [other for _, other in seen] == pytest.approx([first / 4 for first in expected])
 
 
 @pytest.mark.parametrize(
@@ -315,16 +291,6 @@ def test_a_training_that_is_refused_does_not_take_the_rate_that_was_set() -> Non
     trainer.optimizer.param_groups[0]["lr"] = 0.03
     with pytest.raises(hr.ConfigError, match="minutes vary"):
         used(trainer, minutes=1.0)
-    assert used(trainer, steps=5)[0] == pytest.approx(0.03)
-
-
-def test_a_rate_that_was_set_in_a_training_without_a_schedule_is_what_the_next_one_begins_with() -> None:
-    trainer = make(lambda progress: 1 - progress, rate=0.1)
-    used(trainer, steps=5)
-    trainer.schedule = None
-    trainer.optimizer.param_groups[0]["lr"] = 0.03
-    assert used(trainer, steps=2) == [0.03, 0.03]
-    trainer.schedule = lambda progress: 1 - progress
     assert used(trainer, steps=5)[0] == pytest.approx(0.03)
 
 
@@ -479,16 +445,10 @@ def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_rate(
 
 
 def test_a_plateau_that_waits_waits_on_after_a_resume(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"epochs": 3, "validate_every": "4 steps", "run": tmp_path / "run"}
-    whole = make(falls("1 epoch"))
-    whole.fit(DATA, DATA, progress=False, **options | {"run": None})
-    for info in make(falls("1 epoch")).steps(DATA, DATA, **options):
-        if info.step == 11:  # due since the epoch ended with the update before, the number comes with the next
-            break
-    rest = make(falls("1 epoch"))
-    rest.fit(DATA, DATA, progress=False, **options)
-    assert rest.history.rows == whole.history.rows
-    assert {row["rate"] for row in rest.history if row["step"] > 12} == {0.5}
+    """Due since the epoch ended with update 10, its number comes with update 12."""
+    options: dict[str, Any] = {"epochs": 3, "validate_every": "4 steps"}
+    resumed = stop_and_resume(lambda: make(falls("1 epoch")), [11], tmp_path, DATA, DATA, every="1 step", **options)
+    assert {row["rate"] for row in resumed.history if row["step"] > 12} == {0.5}
 
 
 def falls(every: str) -> hr.Schedule:
@@ -496,14 +456,6 @@ def falls(every: str) -> hr.Schedule:
     return hr.Schedule(
         lambda o, n: rates.ReduceLROnPlateau(o, "max", patience=0, threshold=9.0, factor=0.5), every=every
     )
-
-
-def test_a_factor_may_be_an_object_with_a_call_and_arguments_that_need_not_be_given() -> None:
-    class Falls:
-        def __call__(self, progress: float, power: float = 2.0) -> float:
-            return (1 - progress) ** power
-
-    assert used(make(Falls()), epochs=1) == pytest.approx([1, 0.64, 0.36, 0.16, 0.04])
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [(None, [1.0] * 10), (hr.Schedule(halving), [1.0] * 5 + [0.5] * 5)])
@@ -515,79 +467,3 @@ def test_a_training_that_goes_on_with_another_schedule_has_the_first_rate_again(
             break
     run = hr.Run(tmp_path / "run", override=True)
     assert used(make(schedule), epochs=4, run=run) == expected
-
-
-# --- what is refused ------------------------------------------------------------------------------------------
-
-STEP = rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)
-AT_ONCE: list[tuple[Callable[[], Any], str]] = [
-    *((lambda c=c, s=s: c(s), "warmup=|peak=") for c in (hr.Cosine, hr.Linear, hr.OneCycle) for s in (-0.1, 1.5)),
-    (lambda: hr.Cosine(float("nan")), "warmup="),
-    (lambda: hr.Cosine("1 min"), "minutes"),
-    (lambda: hr.WSD(shape="steep"), "shape"),  # type: ignore[arg-type]
-    (lambda: hr.WSD("4 steps")(0.5), "in a training only"),
-    (lambda: {}, "begins with a value for 0"),
-    (lambda: {"1 epoch": 0.1}, "begins with a value for 0"),
-    (lambda: {0: 0.1, "2 min": 0.1}, "minutes differ"),
-    (lambda: {0: 0.1, "2 epoch s": 0.1}, "schedule= is a number and a unit"),
-    (lambda: {0: "fast"}, "rates that are not negative, got 'fast' for 0"),
-    (lambda: {0: 0.1, "1 epoch": -0.1}, "rates that are not negative, got -0.1 for '1 epoch'"),
-    *((lambda bad=bad: bad, "schedule= takes") for bad in (3, "cosine", [hr.OneCycle()])),
-    *(
-        (lambda kind=kind: kind, r"no StepLR itself.*Pass hr\.Schedule\(lambda optimizer: StepLR\(")
-        for kind in (STEP, rates.StepLR, partial(rates.StepLR, step_size=2))
-    ),
-    *(
-        (lambda kind=kind: hr.Schedule(kind), r"needs more than the opt.*lambda optimizer: (StepLR|OneCycleLR)\(")
-        for kind in (rates.StepLR, rates.OneCycleLR, partial(rates.StepLR, gamma=0.5))
-    ),
-    (lambda: hr.Schedule(3), "takes a function"),  # type: ignore[arg-type]
-    (lambda: hr.Schedule(halving, every="5 min"), "every="),
-]
-
-
-@pytest.mark.parametrize("number", range(len(AT_ONCE)))
-def test_what_is_no_schedule_is_refused_at_once(number: int) -> None:
-    schedule, message = AT_ONCE[number]
-    with pytest.raises(hr.ConfigError, match=message):
-        make(schedule())
-
-
-TAKES = r".*0 at the first update.*hr\.Schedule\(make\)"
-PLATEAU: Any = lambda o, n: rates.ReduceLROnPlateau(o)  # noqa: E731
-BEFORE: list[tuple[Any, dict[str, Any], str]] = [
-    (hr.WSD("15 steps", "6 steps"), {"steps": 20}, "shorter than warmup='15 steps' and decay='6 steps'"),
-    (hr.InverseSqrt(0.0), {"steps": 20}, "more than 0"),
-    (hr.Cosine(), {"minutes": 1}, "limit in epochs, steps or samples"),
-    (lambda p: min(1, 0.1 / p), {}, "schedule= failed at the progress 0: ZeroDivisionError" + TAKES),
-    (lambda o: rates.StepLR(o, 1), {}, "schedule= failed at the progress 0: TypeError" + TAKES),
-    (lambda o, total: rates.StepLR(o, total), {}, "schedule= failed at the progress 0: TypeError" + TAKES),
-    (lambda: 1.0, {}, "schedule= failed at the progress 0: TypeError" + TAKES),
-    (lambda p: None, {}, "schedule= gave a NoneType at the progress 0, not a number" + TAKES),
-    (hr.Schedule(lambda optimizer: rates.StepLR(optimizer)), {}, "schedule= made no scheduler: TypeError" + TAKES),  # type: ignore[call-arg]
-    (hr.Schedule(lambda optimizer: 0.5), {}, "schedule= made a float" + TAKES),  # type: ignore[arg-type, return-value]
-    (hr.Schedule(PLATEAU), {}, "ReduceLROnPlateau looks at 'val/loss', and there are no val data"),
-    (
-        hr.Schedule(PLATEAU, monitor="val/accuracy"),
-        {"val": DATA},
-        "'val/accuracy', which is not measured. There are: train/loss, .*val/loss",
-    ),
-    (
-        hr.Schedule(PLATEAU, monitor="val_loss"),
-        {"val": DATA},
-        "'val_loss', which is not measured. Did you mean 'val/loss'",
-    ),
-    (hr.Schedule(PLATEAU, monitor="mine"), {"val": DATA}, "'mine', which is not measured"),
-]
-
-
-@pytest.mark.parametrize("number", range(len(BEFORE)))
-def test_what_gives_no_rate_is_refused_before_the_first_update(number: int) -> None:
-    schedule, options, message = BEFORE[number]
-    trainer, seen = make(schedule), Rates()
-    before = trainer.model.weight.clone()
-    limits = {} if options.keys() & {"steps", "minutes"} else {"epochs": 2}
-    with pytest.raises(hr.ConfigError, match=message):
-        trainer.fit(DATA, progress=False, callbacks=[seen], **{**options, **limits})
-    assert seen.used == []
-    assert torch.equal(trainer.model.weight, before)

@@ -10,29 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kit.sampled import sampled
+from kit.small import BATCH, ROWS, data, momentum, same
+from kit.small import model as plain
+from kit.small import trainer as small_trainer
 from torch import Tensor, nn
 
 import headrace as hr
 
-ROWS, BATCH = 50, 16  # batches of 16, 16, 16 and 2
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+X, Y = DATA = data()  # batches of 16, 16, 16 and 2
 
 
 def make(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    model = network() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
-
-
-def values(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in model.state_dict().items()}
+    return small_trainer(plain(norm=True, dropout=0.2) if model is None else model, **options)
 
 
 def ordinary(trainer: hr.Trainer) -> bool:
@@ -73,18 +62,18 @@ def test_steps_is_the_loop_of_fit() -> None:
         history = info.history
     torch.manual_seed(3)
     assert fitted.fit(DATA, val=DATA, epochs=2, validate_every="3 steps", progress=False).rows == history.rows
-    assert all(map(torch.equal, values(driven.model).values(), values(fitted.model).values()))
+    assert same(driven, fitted)
 
 
 def test_steps_can_be_left_early() -> None:
     trainer = make()
-    trainer.model[2].eval()
+    trainer.model[3].eval()
     for info in trainer.steps(DATA):
-        assert not trainer.model[2].training
+        assert not trainer.model[3].training
         if info.step == 3:
             break
     assert ordinary(trainer)
-    assert [m.training for m in trainer.model] == [True, True, False, True]
+    assert [m.training for m in trainer.model] == [True, True, True, False, True]
     trainer.fit(DATA, epochs=1, progress=False)
 
 
@@ -144,7 +133,7 @@ def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None
     trainer = make(model, loss=hr.CrossEntropy() + 0.5 * hr.L2Prior(1.0))
     raw = nn.Linear(6, 3)
     raw.load_state_dict(model.state_dict())
-    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(raw)
     for part in (slice(0, 16), slice(16, 21)):
         optimizer.zero_grad()
         loss, prior = F.cross_entropy(raw(X[part]), Y[part]), 0.5 * raw.weight.square().sum()
@@ -353,12 +342,12 @@ def test_another_thread_cannot_use_a_trainer_that_trains(use: str) -> None:
             with pytest.raises(hr.ConfigError, match=r"\(\) was called while another thread trains"):
                 elsewhere(lambda: USES[use](trainer))
 
-    alone, trainer = make(), make()
+    trainer, alone = make(), make()
+    torch.manual_seed(0)
     alone.fit(DATA, epochs=2, progress=False)
     torch.manual_seed(0)
-    network()
     trainer.fit(DATA, epochs=2, progress=False, callbacks=[hr.Lambda(on_step_end=second)])
-    assert all(map(torch.equal, values(trainer.model).values(), values(alone.model).values()))
+    assert same(trainer, alone)
     assert trainer.history.rows == alone.history.rows
     elsewhere(lambda: USES[use](trainer))  # afterwards any thread may
 

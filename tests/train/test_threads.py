@@ -66,5 +66,3 @@ def test_a_model_with_code_of_the_users_is_never_tried(
 def test_a_trainer_sets_how_many_threads_there_are() -> None:
     trained(False, threads=1)
     assert torch.get_num_threads() == 1
-    with pytest.raises(hr.ConfigError, match="threads"):
-        trained(False, threads=0)
