@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.small import same as equal
 from torch import nn
 
 import headrace as hr
@@ -49,10 +50,6 @@ def trainer(kind: str, model: nn.Module | None = None, **options: Any) -> hr.Tra
     make, settings = KINDS[kind]
     optimizer = hr.MasterWeights(model.parameters(), make, **settings)
     return hr.Trainer(model, nn.CrossEntropyLoss(), optimizer, batch_size=BATCH, order="none", **options)
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def fit(made: hr.Trainer, steps: int = STEPS, **options: Any) -> nn.Module:
