@@ -125,6 +125,7 @@ def stop_and_resume(
     make: Callable[[], hr.Trainer],
     steps: Sequence[int],
     where: Path,
+    /,
     *sources: Any,
     callbacks: Callable[[], Sequence[hr.Callback]] = list,
     every: str = "2 steps",

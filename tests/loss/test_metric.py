@@ -1,14 +1,13 @@
-"""Metrics by name equal scikit-learn on the whole set, however many batches and blocks it comes in."""
+"""Metrics by name are the same however outputs and targets are written, and in however many blocks they come."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from kit.late import late
-from kit.stand_ins import Recorder
+from kit.stand_ins import Recorder, Through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -49,113 +48,63 @@ def expect(got: dict[str, Any], wanted: dict[str, Any]) -> None:
         np.testing.assert_allclose(got[name], value, rtol=2e-6, atol=2e-7, err_msg=name)
 
 
-def by_class(y: Any, p: Any, first: str) -> dict[str, Any]:
-    """What scikit-learn says of predicted classes; `first` is the average of a name without one."""
-    found: dict[str, Any] = {}
-    for name, fn in {"precision": sk.precision_score, "recall": sk.recall_score, "f1": sk.f1_score}.items():
-        found[name] = fn(y, p, average=first)
-        for average in ("macro", "micro", "weighted"):
-            found[f"{name}:{average}"] = fn(y, p, average=average)
-        found[f"{name}:none"] = fn(y, p, average=None)
-    return found
-
-
-@cache
-def binary(scores: Tensor) -> dict[str, Any]:
-    p = scores > 0
-    return {
-        "accuracy": sk.accuracy_score(Y2, p),
-        "accuracy:macro": sk.balanced_accuracy_score(Y2, p),
-        "error": 1 - sk.accuracy_score(Y2, p),
-        "auroc": sk.roc_auc_score(Y2, scores),
-        "confusion": sk.confusion_matrix(Y2, p),
-        **by_class(Y2, p, "binary"),
-    }
-
-
-BINARY = {
-    "column": (LOGIT[:, None], Y2, "logits", LOGIT),
-    "flat": (LOGIT, Y2, "logits", LOGIT),
-    "flat-float": (LOGIT, Y2.float(), "logits", LOGIT),
-    "column-column": (LOGIT[:, None], Y2[:, None].float(), "logits", LOGIT),
-    "probabilities": (LOGIT[:, None].sigmoid(), Y2, "probabilities", LOGIT),
-    "probabilities-flat": (LOGIT.sigmoid(), Y2, "probabilities", LOGIT),
-    "numbers": (LOGIT + 0.5, Y2.float(), "numbers", LOGIT),
-    "numbers-column": (LOGIT[:, None] + 0.5, Y2, "numbers", LOGIT),
-    "pair": (PAIR, Y2, "classes", PAIR[:, 1] - PAIR[:, 0]),
-    "pair-seen": (PAIR, Y2, None, PAIR[:, 1] - PAIR[:, 0]),
-    "pair-one-hot": (PAIR, nn.functional.one_hot(Y2), "classes", PAIR[:, 1] - PAIR[:, 0]),
-    "pair-probabilities": (PAIR.softmax(1), Y2, "class probabilities", PAIR[:, 1] - PAIR[:, 0]),
+BY_CLASS = [f"{name}{average}" for name in ("precision", "recall", "f1") for average in ("", ":macro", ":none")]
+COMMON = ["accuracy", "error", "auroc", "confusion", *BY_CLASS]
+FORMS: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
+    "two classes": (
+        [*COMMON, "accuracy:macro"],
+        [
+            (LOGIT, Y2, "logits"),
+            (LOGIT[:, None], Y2, "logits"),
+            (LOGIT, Y2.float(), "logits"),
+            (LOGIT[:, None], Y2[:, None].float(), "logits"),
+            (LOGIT[:, None].sigmoid(), Y2, "probabilities"),
+            (LOGIT.sigmoid(), Y2, "probabilities"),
+            (LOGIT + 0.5, Y2.float(), "numbers"),
+            (LOGIT[:, None] + 0.5, Y2, "numbers"),
+        ],
+    ),
+    "two classes in columns": (
+        [*COMMON, "accuracy:macro"],
+        [
+            (PAIR[:, 1] - PAIR[:, 0], Y2, "logits"),
+            (PAIR, Y2, "classes"),
+            (PAIR, Y2, None),
+            (PAIR, nn.functional.one_hot(Y2), "classes"),
+            (PAIR.softmax(1), Y2, "class probabilities"),
+        ],
+    ),
+    "several classes": (
+        [*COMMON, "top-1", "top-2", "top-3", "auroc:weighted"],
+        [
+            (X, Y, "classes"),
+            (X, Y.int(), "classes"),
+            (X, nn.functional.one_hot(Y, K), "classes"),
+            (X, nn.functional.one_hot(Y, K).float(), "classes"),
+            (X.softmax(1), Y, "class probabilities"),
+            (X.softmax(1), nn.functional.one_hot(Y, K), "class probabilities"),
+            (X.log_softmax(1), Y, "classes"),
+        ],
+    ),
+    "several questions": (
+        [*COMMON, "auroc:micro", "auroc:none"],
+        [
+            (QUESTIONS, ANSWERS, "logits"),
+            (QUESTIONS, ANSWERS.float(), "logits"),
+            (QUESTIONS.sigmoid(), ANSWERS.float(), "probabilities"),
+            (QUESTIONS + 0.5, ANSWERS.float(), "numbers"),
+        ],
+    ),
 }
+"""Metrics, and forms of the same outputs and targets; the first is compared with torchmetrics elsewhere."""
 
 
-@pytest.mark.parametrize("case", BINARY)
-def test_two_classes(case: str, block_bytes: int) -> None:
-    outputs, targets, reads, by = BINARY[case]
-    wanted = binary(by)
-    expect(scores(list(wanted), outputs, targets, reads), wanted)
-
-
-SEVERAL = {
-    "indices": (X, Y),
-    "int32": (X, Y.int()),
-    "one-hot": (X, nn.functional.one_hot(Y, K)),
-    "one-hot-float": (X, nn.functional.one_hot(Y, K).float()),
-    "probabilities": (X.softmax(1), Y, "class probabilities"),
-    "probabilities-one-hot": (X.softmax(1), nn.functional.one_hot(Y, K), "class probabilities"),
-    "log-probabilities": (X.log_softmax(1), Y),
-}
-
-
-@cache
-def several() -> dict[str, Any]:
-    p, shares = X.argmax(1), X.double().softmax(1)
-    return {
-        "accuracy": sk.accuracy_score(Y, p),
-        "accuracy:macro": sk.balanced_accuracy_score(Y, p),
-        "error": 1 - sk.accuracy_score(Y, p),
-        "top-1": sk.accuracy_score(Y, p),
-        "top-2": sk.top_k_accuracy_score(Y, X, k=2),
-        "top-3": sk.top_k_accuracy_score(Y, X, k=3),
-        "auroc": sk.roc_auc_score(Y, shares, multi_class="ovr"),
-        "auroc:weighted": sk.roc_auc_score(Y, shares, multi_class="ovr", average="weighted"),
-        "confusion": sk.confusion_matrix(Y, p),
-        **by_class(Y, p, "macro"),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SEVERAL)
-def test_several_classes(case: str, block_bytes: int) -> None:
-    outputs, targets, reads = (*SEVERAL[case], "classes")[:3]
-    expect(scores(list(several()), outputs, targets, reads), several())
-
-
-QUIZ = {
-    "logits": (QUESTIONS, ANSWERS, "logits"),
-    "logits-float": (QUESTIONS, ANSWERS.float(), "logits"),
-    "probabilities": (QUESTIONS.sigmoid(), ANSWERS.float(), "probabilities"),
-    "numbers": (QUESTIONS + 0.5, ANSWERS.float(), "numbers"),
-}
-
-
-@cache
-def questions() -> dict[str, Any]:
-    p = QUESTIONS > 0
-    return {
-        "accuracy": (p == ANSWERS).double().mean(),
-        "error": (p != ANSWERS).double().mean(),
-        "auroc": sk.roc_auc_score(ANSWERS, QUESTIONS),
-        "auroc:micro": sk.roc_auc_score(ANSWERS, QUESTIONS, average="micro"),
-        "auroc:none": sk.roc_auc_score(ANSWERS, QUESTIONS, average=None),
-        "confusion": sk.multilabel_confusion_matrix(ANSWERS, p),
-        **by_class(ANSWERS, p, "macro"),
-    }
-
-
-@pytest.mark.parametrize("case", QUIZ)
-def test_several_questions(case: str, block_bytes: int) -> None:
-    expect(scores(list(questions()), *QUIZ[case]), questions())
+@pytest.mark.parametrize("kind", FORMS)
+def test_every_form_of_outputs_and_targets_has_the_same_metrics(kind: str, block_bytes: int) -> None:
+    names, (plain, *others) = FORMS[kind]
+    wanted = scores(names, *plain)
+    for form in others:
+        expect(scores(names, *form), wanted)
 
 
 @pytest.mark.parametrize("offset", [0, 1000])
@@ -232,24 +181,6 @@ def test_the_numbers_of_a_regression_are_not_taken_for_logits_by_their_values(la
     outputs, answers = torch.tensor([0.2, 0.2, 0.9, last]), torch.tensor([0.0, 0.0, 1.0, 1.0])
     for loss in (hr.MSE(), hr.L1(), hr.Huber()):
         assert trainer(loss, "accuracy").validate((outputs, answers))["val/accuracy"] == 1
-
-
-def test_numbers_that_leave_zero_to_one_late_do_not_end_a_training() -> None:
-    outputs = torch.cat([torch.full((BATCH,), 0.4), torch.full((BATCH,), 1.5)])
-    answers = torch.cat([torch.zeros(BATCH), torch.ones(BATCH)])
-    last = trainer(hr.MSE(), ["accuracy"]).fit((outputs, answers), epochs=2, progress=False).last
-    assert last["train/accuracy"] == 1
-
-
-class Through(nn.Module):
-    """Returns what it gets, times one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
 
 
 def trainer(loss: Any, metrics: Any) -> hr.Trainer:

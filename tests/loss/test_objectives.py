@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.small import same as equal
+from kit.small import stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -30,10 +32,6 @@ def batches(epochs: int = 2) -> list[Tensor]:
     order = hr.Order(ROWS)
     rows = [torch.from_numpy(order.indices(epoch, 0, ROWS)) for epoch in range(epochs)]
     return [part for epoch in rows for part in epoch.split(BATCH)]
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def test_contrastive_learning_where_rows_meet() -> None:
@@ -168,88 +166,6 @@ def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior_ad
         hr.Trainer(model, Scaled() + hr.MSE(target="age"), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
 
 
-class VAE(nn.Module):
-    """A variational autoencoder that draws its own random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = net(8, 12, 4), net(2, 12, 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, log_var = self.encoder(x).chunk(2, dim=1)
-        z = mean + torch.randn_like(mean) * (log_var / 2).exp()
-        return self.decoder(z), mean, log_var
-
-
-class ELBO(hr.Objective):
-    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
-        seen, mean, log_var = model(batch["x"])
-        kl = -0.5 * (1 + log_var - mean**2 - log_var.exp()).sum()
-        rows = float(batch.rows)
-        return {"seen": hr.Term((seen - batch["x"]).square().sum(), rows), "kl": hr.Term(kl, rows, coefficient=0.1)}
-
-
-def test_a_vae_draws_the_numbers_of_the_raw_loop() -> None:
-    torch.manual_seed(3)
-    ours, raw = VAE(), VAE()
-    raw.load_state_dict(ours.state_dict())
-    trainer = hr.Trainer(ours, ELBO(), torch.optim.Adam(ours.parameters(), lr=1e-2), batch_size=BATCH)
-    torch.manual_seed(4)
-    trainer.fit(X, epochs=2, progress=False)
-    optimizer = torch.optim.Adam(raw.parameters(), lr=1e-2)
-    torch.manual_seed(4)
-    for rows in batches():
-        optimizer.zero_grad()
-        seen, mean, log_var = raw(X[rows])
-        kl = -0.5 * (1 + log_var - mean**2 - log_var.exp()).sum()
-        ((seen - X[rows]).square().sum() / len(rows) + 0.1 * kl / len(rows)).backward()
-        optimizer.step()
-    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
-
-
-def test_a_model_that_computes_its_own_loss() -> None:
-    class Selfish(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net(8, 4)
-
-        def forward(self, x: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
-            logits = self.net(x)
-            return {"logits": logits} if y is None else {"logits": logits, "loss": F.cross_entropy(logits, y)}
-
-    class Own(hr.Objective):
-        splits = True
-        reads = "classes"
-
-        def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
-            out, rows = model(batch["x"], batch["y"]), float(batch.rows)
-            terms = hr.Terms(own=hr.Term(out["loss"], rows, times=rows))
-            terms.outputs = out
-            return terms
-
-        def weights(self, batch: hr.Batch) -> dict[str, Any]:
-            return {"own": float(batch.rows)}
-
-        def scored(self, outputs: Any) -> Tensor:
-            return outputs["logits"]
-
-    torch.manual_seed(5)
-    ours, raw = Selfish(), Selfish()
-    raw.load_state_dict(ours.state_dict())
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    trainer = hr.Trainer(ours, Own(), optimizer, batch_size=BATCH, metrics="accuracy")
-    history = trainer.fit((X, Y), (X, Y), epochs=2, progress=False)
-    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
-    for rows in batches():
-        optimizer.zero_grad()
-        raw(X[rows], Y[rows])["loss"].backward()
-        optimizer.step()
-    assert equal(ours, raw)
-    assert history.last["val/loss"] == pytest.approx(raw(X, Y)["loss"].item(), rel=1e-6)
-    assert trainer.predict(X[:5])["logits"].shape == (5, 4)
-
-
 class GAN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -350,17 +266,16 @@ def test_one_of_two_optimizers_is_used_at_every_third_step_also_after_a_resume(t
             generator.step()
     for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-7)
-    for left in (1, 2, 3, 4, 8):
-        model, run = GAN(), tmp_path / str(left)
+
+    def make() -> hr.Trainer:
+        model = GAN()
         model.load_state_dict(start)
-        for info in make_gan(model).steps({"z": z, "x": X}, epochs=3, run=run):
-            if info.step == left:
-                break
-        again = GAN()
-        make_gan(again).fit({"z": z, "x": X}, epochs=3, run=run, progress=False)
-        assert equal(again, ours)
-        with pytest.raises(hr.CheckpointError, match=r"optimizer.generator.every: 3 in the run, 2 now"):
-            make_gan(again, "2 steps").fit({"z": z, "x": X}, epochs=3, run=run, progress=False)
+        return make_gan(model)
+
+    again = stop_and_resume(make, [1, 2, 3, 4, 8], tmp_path, {"z": z, "x": X}, every="1 step", epochs=3)
+    assert equal(again.model, ours)
+    with pytest.raises(hr.CheckpointError, match=r"optimizer.generator.every: 3 in the run, 2 now"):
+        make_gan(GAN(), "2 steps").fit({"z": z, "x": X}, epochs=3, run=tmp_path / "resumed", progress=False)
 
 
 @pytest.mark.filterwarnings("error")

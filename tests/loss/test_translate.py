@@ -104,12 +104,6 @@ def test_a_class_is_refused_with_the_instance_to_pass(loss: type) -> None:
         trainer(loss)
 
 
-@pytest.mark.parametrize("loss", ["mse", 3, None])
-def test_what_is_no_loss_is_refused(loss: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=f"got a {type(loss).__name__}"):
-        trainer(loss)
-
-
 def furthest(outputs: Tensor, target: Tensor) -> Tensor:
     return (outputs - target).abs().max()
 
@@ -177,11 +171,6 @@ def test_a_function_that_is_no_row_mean_shows_the_difference() -> None:
     loss, parts = trained(hr.RowMean(furthest), 7)
     assert loss != pytest.approx(whole, rel=1e-3)
     assert not torch.allclose(parts, after, rtol=1e-3)
-
-
-def test_a_row_mean_is_validated_by_rows() -> None:
-    scores = trainer(hr.RowMean(F.l1_loss, name="far")).validate((PRICES, PAID), batch_size=9)
-    assert scores == pytest.approx(dict.fromkeys(("val/loss", "val/loss/far"), F.l1_loss(PRICES, PAID).item()))
 
 
 def test_a_row_mean_must_be_one_number() -> None:
