@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kit.sampled import sampled
+from kit.small import same as equal
 from torch import Tensor, nn
 
 import headrace as hr
@@ -112,10 +113,6 @@ def both(make: Make, optimizer: Callable[[nn.Module], torch.optim.Optimizer]) ->
         model = make()
         pairs.append([model, optimizer(model)])
     return pairs[0], pairs[1]
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -90,6 +90,8 @@ class Model(nn.Module):
         if self.passes == 2 or len(x) == 8:
             if self.where == "forward":
                 fail()
+            if self.where == "an interrupt":
+                raise KeyboardInterrupt
             if self.where == "backward":
                 x.register_hook(fail)
         return self.head(x)  # type: ignore[no-any-return]
@@ -115,7 +117,7 @@ def step(trainer: Any, number: int, where: str = "") -> None:
         handles.append(model.head.bias.register_hook(fail))
     if where == "a loss that is not finite":
         x = x * float("nan")
-    if where == "a label that is out of range":
+    if where == "a label out of range":
         y = y + 5
     if where == "before the optimizer":
         handles.append(trainer.optimizer.register_step_pre_hook(fail))
@@ -140,7 +142,14 @@ def state(trainer: Any) -> dict[str, Any]:
     }
 
 
-PLACES = ["forward", "backward", "a gradient", "a loss that is not finite", "a label that is out of range"]
+PLACES = [
+    "an interrupt",
+    "forward",
+    "backward",
+    "a gradient",
+    "a loss that is not finite",
+    "a label out of range",
+]
 
 
 @pytest.mark.filterwarnings("ignore:the model has .*with microbatches")
@@ -168,7 +177,7 @@ def test_the_next_step_is_made_as_if_the_failed_one_had_never_been_called(body: 
             trainer = made(body, settings)
             for number in range(3):
                 if number == (0 if first else 2):
-                    with pytest.raises((FailError, hr.HeadraceError, IndexError)):
+                    with pytest.raises((FailError, KeyboardInterrupt, hr.HeadraceError, IndexError)):
                         step(trainer, 7, where)
                 step(trainer, number)
             torch.testing.assert_close(state(trainer), expected, rtol=0, atol=0)

@@ -1,6 +1,5 @@
 """Numbers that are not finite, wherever they come from: nothing of them stays, in memory or in a run."""
 
-import copy
 import math
 import re
 import warnings
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from kit.in_run import in_run
 from kit.sampled import sampled
+from kit.small import data, difference
 from torch import Tensor, nn
 
 import headrace as hr
@@ -21,8 +21,7 @@ from headrace.step.guard import DeviceGuard
 from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 40, 8  # five batches
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
+X, Y = data(ROWS)
 BAD = 20  # the row that does it, of the third batch
 NAN, INF = float("nan"), float("inf")
 
@@ -126,14 +125,6 @@ GUARDS = [False, True]
 """On the host, or on a device."""
 
 
-def state(trainer: hr.Trainer) -> Any:
-    return copy.deepcopy([trainer.model.state_dict(), trainer.optimizer.state_dict()["state"]])
-
-
-def same(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
 def quiet(trainer: hr.Trainer, data: Any, seed: int | None = 5, **options: Any) -> hr.History:
     if seed is not None:
         torch.manual_seed(seed)
@@ -153,11 +144,11 @@ def test_stopping_leaves_weights_buffers_and_optimizer_as_they_were_before_the_s
         quiet(stopped, setting.bad)
     assert on_device or re.search(setting.given["told"], str(caught.value))
     quiet(before, setting.good, steps=2)
-    same(state(stopped), state(before))
-    assert all(bool(value.isfinite().all()) for value in state(stopped)[0].values())
+    assert not difference(stopped, before)
+    assert all(bool(value.isfinite().all()) for value in stopped.model.state_dict().values())
     for trainer in (stopped, before):
         quiet(trainer, setting.good, seed=6)
-    same(state(stopped), state(before))
+    assert not difference(stopped, before)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +169,7 @@ def test_skipping_goes_on_as_if_the_batch_had_never_been(cause: str, microbatch:
     history = quiet(skipping, setting.bad)
     kept = [row for row in range(ROWS) if not 16 <= row < 24]
     expected = quiet(without, (X[kept], Y[kept]))
-    same(state(skipping), state(without))
+    assert not difference(skipping, without)
     assert (skipping.skipped, without.skipped) == (1, 0)
     assert (history.last["step"], expected.last["step"]) == (5, 4)
     assert math.isclose(history.last["train/loss"], expected.last["train/loss"], rel_tol=1e-6)
@@ -224,7 +215,7 @@ def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
         quiet(setting.trainer(), setting.good, **good)
     assert quiet(resumed, setting.good, **in_run(override=True, **good)).last["step"] == 5
     quiet(whole, setting.good)
-    same(state(resumed), state(whole))
+    assert not difference(resumed, whole)
     assert "ended by NonFiniteError: step 3" in (tmp_path / "log.txt").read_text()
 
 
@@ -291,7 +282,7 @@ def test_a_mask_of_infinities_is_nothing_to_stop_for(how: str, on_device: bool, 
     assert quiet(resumed, (X, Y), run=tmp_path, epochs=2).last["step"] == 10
     assert resumed.skipped == 0
     quiet(whole, (X, Y), epochs=2)
-    same(state(resumed), state(whole))
+    assert not difference(resumed, whole)
     assert bool((resumed.model.mask == -INF).any())
 
 

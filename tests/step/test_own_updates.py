@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import BATCH, data, same
+from kit.small import BATCH, data, same, stop_and_resume
 from kit.small import model as network
 from kit.small import momentum as sgd
 from torch import Tensor, nn
@@ -96,16 +96,6 @@ def test_a_step_that_is_given_no_batch_says_how_to_make_one() -> None:
         trainer.fit((X, Y), epochs=1, progress=False)
     with pytest.raises(hr.ConfigError, match=r"evaluate_step takes an hr.Batch, got a tuple"):
         trainer.validate((X, Y))
-
-
-@pytest.mark.parametrize("loss", [torch.zeros(3), "far", None])
-def test_a_loss_by_name_that_is_no_number_is_told_so(loss: Any) -> None:
-    class Strange(hr.Trainer):
-        def evaluate_step(self, batch: hr.Batch) -> Any:
-            return {"far": loss}
-
-    with pytest.raises(hr.ConfigError, match="evaluate_step: the loss 'far' is one number, the mean over the rows"):
-        Strange(model := network(), hr.CrossEntropy(), sgd(model)).validate((X, Y))
 
 
 # --- what a train_step of one's own is told ------------------------------------------------------------------
@@ -274,15 +264,9 @@ def with_both(**options: Any) -> hr.Trainer:
     return Halves(model, optimizer={"a": sgd(model[0]), "b": adam(model[2])}, batch_size=BATCH, **options)
 
 
-def leave(trainer: hr.Trainer, run: Path, after: int) -> None:
-    for info in trainer.steps((X, Y), epochs=4, run=run):
-        if info.step == after:
-            break
-
-
 def test_an_optimizer_that_is_not_saved_with_the_run_is_noticed_at_the_first_update(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"Adam of '2.weight' and 1 more.*not exactly: .*optimizer=\{'a'") as warned:
-        leave(with_a_stranger(adam), tmp_path / "run", after=1)
+        with_a_stranger(adam).fit((X, Y), steps=1, progress=False, run=tmp_path / "run")
     assert len(warned) == 1
     assert "not exactly" in (tmp_path / "run" / "log.txt").read_text()
 
@@ -292,28 +276,19 @@ def test_an_optimizer_of_parameters_that_are_not_in_the_model_is_noticed(tmp_pat
     for param in other.parameters():
         param.grad = torch.ones_like(param)
     with pytest.warns(UserWarning, match=r"2 parameters that are not in the model.* Make them part of the model"):
-        leave(with_a_stranger(lambda _: torch.optim.SGD(other.parameters(), lr=0.1)), tmp_path / "run", after=1)
+        made = with_a_stranger(lambda _: torch.optim.SGD(other.parameters(), lr=0.1))
+        made.fit((X, Y), steps=1, progress=False, run=tmp_path / "run")
 
 
 def test_an_optimizer_that_remembers_nothing_is_none_to_warn_of(tmp_path: Path) -> None:
     def plain() -> hr.Trainer:
         return with_a_stranger(lambda layer: torch.optim.SGD(layer.parameters(), lr=0.1))
 
-    whole, parts = plain(), plain()
-    whole.fit((X, Y), epochs=4, progress=False)
-    leave(parts, tmp_path / "run", after=5)
-    parts = plain()
-    parts.fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
-    assert same(whole.model, parts.model)
+    stop_and_resume(plain, [5], tmp_path, (X, Y), epochs=4)
 
 
 def test_several_optimizers_that_train_step_steps_go_without_losses_and_resume_exactly(tmp_path: Path) -> None:
-    whole = with_both()
-    whole.fit((X, Y), epochs=4, progress=False)
-    leave(with_both(), tmp_path / "run", after=5)
-    parts = with_both()
-    parts.fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
-    assert same(whole.model, parts.model)
+    parts = stop_and_resume(with_both, [5], tmp_path, (X, Y), epochs=4)
     assert parts.predict(X).shape == (ROWS, 3)
 
 

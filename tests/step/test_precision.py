@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from kit.sampled import sampled
+from kit.small import data, same
+from kit.small import trainer as small_trainer
 from torch import Tensor, nn
 
 import headrace as hr
 
-X = torch.randn(256, 6, generator=torch.Generator().manual_seed(1))
-Y = X[:, :3].argmax(dim=1)
-DATA = (X, Y)
+X, Y = DATA = data(256)
 
 
 def network() -> nn.Sequential:
@@ -23,9 +23,7 @@ def network() -> nn.Sequential:
 
 
 def make(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    model = network() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": 32} | options)
+    return small_trainer(network() if model is None else model, **{"batch_size": 32} | options)
 
 
 class Dtypes(nn.Module):
@@ -94,7 +92,7 @@ def test_an_overflow_of_fp16_gradients_leaves_the_update_out_and_lowers_the_scal
     trainer = hr.Trainer(model, loud, torch.optim.SGD(model.parameters(), lr=1e-5), batch_size=32, precision="fp16")
     first = next(iter(trainer.steps(DATA)))
     assert first.step == 1
-    assert all(map(torch.equal, model.state_dict().values(), network().state_dict().values()))
+    assert same(model, network())
     history = trainer.fit(DATA, epochs=4, progress=False)
     assert history["train/loss"][-1] < history["train/loss"][0]
     assert all(bool(p.isfinite().all()) for p in model.parameters())
@@ -108,7 +106,7 @@ def test_fp16_stops_at_a_bad_number_and_trains_on_afterwards() -> None:
         trainer.fit((bad, Y), epochs=1, progress=False)
     one = make(precision="fp16", order="none")
     one.fit(DATA, steps=1, progress=False)
-    assert all(map(torch.equal, trainer.model.state_dict().values(), one.model.state_dict().values()))
+    assert same(trainer.model, one.model)
     history = trainer.fit(DATA, epochs=8, progress=False)
     assert history["train/loss"][-1] < 0.5 * history["train/loss"][0]
 

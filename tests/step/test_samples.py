@@ -117,15 +117,6 @@ def test_rows_in_a_list_are_no_batches(rows: list[Any]) -> None:
             trainer.predict(rows)
 
 
-def test_batches_of_single_numbers_are_given_as_such() -> None:
-    model = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 1), torch.nn.Flatten(0))
-    trainer = hr.Trainer(model, device="cpu")
-    expected = trainer.predict(X[:, 0])
-    parts = [X[:8, 0], X[8:, 0]]
-    for batches in ([hr.Batch({"x": part}) for part in parts], hr.LoaderSource(parts)):
-        assert torch.equal(trainer.predict(batches), expected)
-
-
 def test_x_and_y_in_a_list_are_refused() -> None:
     for use in USES.values():
         with pytest.raises(hr.DataError, match=r"item 1 of this one is not like item 0\. Give x and y as a tuple"):
@@ -154,17 +145,6 @@ def test_samples_may_be_x_alone() -> None:
     for rows in ([{"x": x} for x in X[:5]], [(x,) for x in X[:5]], [*X[:5]], deque(X[:5])):
         assert torch.equal(trainer.predict(hr.samples(rows)), trainer.predict(X[:5]))
     assert hr.samples([1, 2, 3]).rows(0, 3)["x"].tolist() == [1, 2, 3]
-
-
-def test_sequences_of_samples_may_differ_in_length() -> None:
-    class Lengths(torch.nn.Module):
-        def forward(self, words: hr.Ragged) -> torch.Tensor:
-            return words.host_offsets.diff().float()
-
-    model = torch.nn.ModuleList([Lengths(), torch.nn.Linear(1, 1)])
-    model.forward = lambda words: model[0](words)  # type: ignore[method-assign]
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), device="cpu")
-    assert trainer.predict(hr.samples([{"words": [1, 2, 3]}, {"words": [4]}])).tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(

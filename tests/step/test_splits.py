@@ -99,21 +99,6 @@ def test_the_mean_of_means_fails_this_test() -> None:
     assert (naive - whole).abs().max() > 1e-3
 
 
-def test_scaling_the_accumulated_gradient_afterwards_fails_with_two_denominators() -> None:
-    """Negative control: one factor cannot be right for two terms."""
-    batch, dtype = data(96, torch.float64), torch.float64
-    whole, model = by_hand(data(96, dtype), dtype), Detector(dtype)
-    counted = (batch["y"] != -100).sum()
-    for part in parts(batch, 36):
-        out = model(part["x"])
-        loss = F.cross_entropy(out["classes"], part["y"], WEIGHTS, reduction="sum")
-        boxes = F.smooth_l1_loss(out["boxes"], part["boxes"], beta=0.11, reduction="none")
-        (loss + 0.5 * (boxes * part["found"][:, None]).sum()).backward()
-    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    for factor in (counted, WEIGHTS[batch["y"].clamp(min=0)][batch["y"] >= 0].sum(), batch["found"].sum()):
-        assert (found / factor - whole).abs().max() > 1e-3
-
-
 def test_a_whole_training_with_short_batches_is_the_same_for_every_microbatch() -> None:
     results = []
     for microbatch in (None, 10, 64):
@@ -180,13 +165,6 @@ def test_a_model_whose_rows_meet_or_draw_is_told_once(layer: nn.Module) -> None:
         trainer.fit(data(40, torch.float32), epochs=2, progress=False)
     assert len(told) == 1
     hr.Trainer(model, hr.CrossEntropy(), optimizer)  # without microbatches there is nothing to tell
-
-
-def test_a_function_of_unknown_kind_is_not_split() -> None:
-    model = nn.Linear(11, CLASSES)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(hr.ConfigError, match=r"hr\.RowMean"):
-        hr.Trainer(model, lambda out, y: F.cross_entropy(out, y), optimizer, microbatch=8)
 
 
 def test_a_declared_row_mean_is_split_exactly() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from kit.sampled import sampled
+from kit.small import data, same
 from torch import Tensor, nn
 
 import headrace as hr
@@ -18,8 +19,7 @@ from headrace.arena import flat
 from headrace.step.tape import tapes
 
 ROWS, BATCH, EPOCHS = 103, 10, 4
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
+X, Y = data(ROWS)
 W = torch.rand(ROWS, generator=torch.Generator().manual_seed(3))
 
 Make = Callable[[], nn.Module]
@@ -44,10 +44,6 @@ def fit(trainer: hr.Trainer, data: Any = (X, Y), **options: Any) -> list[Tensor]
     torch.manual_seed(7)
     trainer.fit(data, epochs=EPOCHS, progress=False, **options)
     return [value.clone() for value in trainer.model.state_dict().values()]
-
-
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(map(torch.equal, a, b)) and len(a) == len(b)
 
 
 WAYS: dict[str, dict[str, Any]] = {
