@@ -1,12 +1,12 @@
 """Averages of the weights: what is validated, kept, tested and left, while the training goes on with its own."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kit.sampled import sampled
+from kit.small import same, stop_and_resume
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
@@ -33,10 +33,6 @@ def fitted(*callbacks: hr.Callback, epochs: int = 3, **options: Any) -> hr.Train
 def tensors(model: nn.Module) -> list[Tensor]:
     """Parameters and statistics, copied."""
     return [tensor.detach().clone() for tensor in model.state_dict().values() if tensor.is_floating_point()]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def by_hand(decay: float, epochs: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -129,20 +125,12 @@ def test_checkpoints_and_the_best_model_have_the_average(tmp_path: Path) -> None
 AVERAGES = {"EMA": lambda: hr.EMA(0.9), "SWA": lambda: hr.SWA("1 epoch", every="3 steps", rate=3e-3)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "stop"), sampled(product(AVERAGES, [1, 9, 10, 17, 30]), keep=[("EMA", 9), ("SWA", 17)], of=8)
-)
-def test_a_training_that_was_left_goes_on_bit_for_bit(name: str, stop: int, tmp_path: Path) -> None:
-    make: Any = AVERAGES[name]
-    whole = fitted(make(), hr.EarlyStopping(patience=2))
-    first = made()
-    for info in first.steps((X, Y), (X, Y), epochs=3, callbacks=[make(), hr.EarlyStopping(patience=2)], run=tmp_path):
-        if info.step == stop:
-            break
-    rest = fitted(make(), hr.EarlyStopping(patience=2), run=tmp_path)
-    assert same(tensors(rest.model), tensors(whole.model))
-    assert rest.history.rows == whole.history.rows
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_training_that_was_left_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    def watching() -> list[hr.Callback]:
+        return [AVERAGES[name](), hr.EarlyStopping(patience=2)]
+
+    stop_and_resume(made, [1, 9, 10, 17, 30], tmp_path, (X, Y), (X, Y), callbacks=watching, epochs=3)
 
 
 def test_the_mean_begins_after_some_epochs_and_is_one_of_their_ends() -> None:

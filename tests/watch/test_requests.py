@@ -9,6 +9,8 @@ import pytest
 import torch
 from kit import small
 from kit.sampled import sampled
+from kit.small import state as snapshot
+from kit.small import stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -21,10 +23,6 @@ X, Y = torch.randn(200, 6), torch.randint(0, 3, (200,))
 def made(**options: Any) -> hr.Trainer:
     model = small.model(norm=True)
     return hr.Trainer(model, hr.CrossEntropy(), small.adam(model), batch_size=20, **options)
-
-
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def changed(before: dict[str, Tensor], now: dict[str, Tensor]) -> set[str]:
@@ -78,19 +76,11 @@ def test_what_its_owner_keeps_from_being_trained_stays_so_and_the_rest_is_thawed
     assert trainer.model[1].training
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", sampled([4, 5, 9, 15, 16], keep=[5, 15], of=3))
-def test_a_training_with_frozen_parameters_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
-    def run(path: Path | None, until: int = 0) -> dict[str, Tensor]:
-        trainer = made()
-        callbacks = [hr.Freeze("0.*", "1.*", after="5 steps", until="15 steps")]
-        for info in trainer.steps((X, Y), (X, Y), epochs=3, callbacks=callbacks, run=path):
-            if info.step == until:
-                break
-        return snapshot(trainer.model)
+def test_a_training_with_frozen_parameters_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    def freezes() -> list[hr.Callback]:
+        return [hr.Freeze("0.*", "1.*", after="5 steps", until="15 steps")]
 
-    run(tmp_path / "run", stop)
-    assert not changed(run(tmp_path / "run"), run(None))
+    stop_and_resume(made, [4, 5, 9, 15, 16], tmp_path, (X, Y), (X, Y), callbacks=freezes, epochs=3)
 
 
 class SometimesShallow(nn.Module):
@@ -120,20 +110,16 @@ NORMS = [(*missed, optimizer) for missed in MISSED for optimizer in (torch.optim
 def test_a_norm_is_the_same_after_a_resume_whichever_parameters_have_missed_updates(
     rate: float, frozen: str, optimizer: Any, tmp_path: Path
 ) -> None:
-    def run(path: Path | None, seed: int = 0, until: int = 0) -> dict[str, Tensor]:
-        torch.manual_seed(seed)
+    def make() -> hr.Trainer:
+        torch.manual_seed(0)
         model = SometimesShallow(rate)
         made = optimizer(model.parameters(), lr=0.1)
-        trainer = hr.Trainer(model, hr.CrossEntropy(), made, batch_size=20, clip_norm=0.05)
-        callbacks = [hr.Freeze(frozen, until="8 steps")] if frozen else []
-        for info in trainer.steps((X, Y), epochs=2, callbacks=callbacks, run=hr.Run(path, logs=False)):
-            if info.step == until:
-                break
-        return snapshot(model)
+        return hr.Trainer(model, hr.CrossEntropy(), made, batch_size=20, clip_norm=0.05)
 
-    for step in range(1, 20):  # each goes on from the last, for one step
-        run(tmp_path / "run", seed=step - 1, until=step)
-    assert not changed(run(tmp_path / "run", seed=20), run(None))
+    def freezes() -> list[hr.Callback]:
+        return [hr.Freeze(frozen, until="8 steps")] if frozen else []
+
+    stop_and_resume(make, range(1, 20), tmp_path, (X, Y), callbacks=freezes, every="1 step", epochs=2)
 
 
 def test_a_name_that_no_parameter_has_is_refused_with_the_nearest() -> None:
@@ -155,13 +141,7 @@ def test_a_rate_that_is_asked_for_is_that_of_the_next_update_and_saved(tmp_path:
     trainer.fit((X, Y), epochs=3, progress=False, callbacks=[Halving()])
     assert trainer.history["rate"] == [2e-2, 1e-2, 5e-3]
     assert trainer.optimizer.param_groups[0]["lr"] == 2.5e-3
-    other = made()
-    for info in other.steps((X, Y), epochs=3, callbacks=[Halving()], run=tmp_path):
-        if info.step == 10:
-            break
-    other = made()
-    other.fit((X, Y), epochs=3, progress=False, callbacks=[Halving()], run=tmp_path)
-    assert not changed(snapshot(other.model), snapshot(trainer.model))
+    stop_and_resume(made, [10], tmp_path, (X, Y), callbacks=lambda: [Halving()], epochs=3)
     with pytest.raises(hr.ConfigError, match="schedule"):
         made(schedule=hr.Cosine()).fit((X, Y), epochs=2, progress=False, callbacks=[Halving()])
 
