@@ -9,7 +9,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler as rates
 
 import headrace as hr
-from headrace.loss import metrics as metric
+from headrace.loss import tally
 from headrace.step.guard import DeviceGuard
 from kit.resume_parts import (
     BATCH,
@@ -125,7 +125,7 @@ def twice(**options: Any) -> Case:
 
 def in_blocks() -> Case:
     """Metrics are fed every batch; this process ends with the training."""
-    metric.BLOCK_BYTES = 1
+    tally.BLOCK_BYTES = 1
     return Case(trainer(network(), metrics=["accuracy", "auroc", "confusion", "f1:macro", "error"]))
 
 

@@ -103,11 +103,6 @@ MEANS = {
     "ce-probabilities": Case(_CE(), X, P, F.cross_entropy(X, P)),
     "ce-probabilities-met": Case(_CE(class_weights=W), X, P, F.cross_entropy(X, P, W)),
     "ce-probabilities-rows": Case(_CE(weight="r"), X, P, (R * -(P * X.log_softmax(1)).sum(1)).sum() / R.sum()),
-    "ce-one-hot": Case(_CE(), X, F.one_hot(Y, K), F.cross_entropy(X, Y)),
-    "ce-one-hot-uint8": Case(_CE(), X, F.one_hot(Y, K).byte(), F.cross_entropy(X, Y)),
-    "ce-one-hot-met": Case(_CE(class_weights=W), X, F.one_hot(Y, K), F.cross_entropy(X, Y, W)),
-    "ce-one-hot-ignore": Case(_CE(ignore_index=2), X, F.one_hot(Y, K), F.cross_entropy(X, Y, ignore_index=2)),
-    "ce-one-hot-rows": Case(_CE(weight="r"), X, F.one_hot(Y, K), (R * CE).sum() / R.sum()),
     "ce-one-hot-float": Case(_CE(), X, F.one_hot(Y, K).double(), F.cross_entropy(X, Y)),
     "ce-log-probabilities": Case(_CE(inputs="log_probs", class_weights=W), P.log(), Y, F.nll_loss(P.log(), Y, W)),
     "ce-log-probabilities-smoothing": Case(
@@ -237,7 +232,6 @@ SUMS = {
 OF_SUMS = {  # which are reported as means
     "huber-sum": Case(hr.Huber(reduce="sum"), PRICES, PAID, SMOOTH_L1.mean()),
     "ce-sum": Case(_CE(class_weights=W, reduce="sum"), X, Y, F.cross_entropy(X, Y, W)),
-    "ce-sum-one-hot": Case(_CE(reduce="sum"), X, F.one_hot(Y, K), F.cross_entropy(X, Y)),
     "ce-sum-ignore": Case(_CE(reduce="sum", ignore_index=2), X, Y, F.cross_entropy(X, Y, ignore_index=2)),
     "bce-sum": Case(_BCE(reduce="sum"), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS)),
     "mse-sum": Case(hr.MSE(reduce="sum"), PRICES, PAID, F.mse_loss(PRICES, PAID)),
@@ -392,15 +386,13 @@ def test_a_batch_of_ignored_rows_counts_nothing_and_moves_nothing() -> None:
     assert model.scale.item() == 1
 
 
-@pytest.mark.parametrize("other", ["classes", "one-hot"])
-def test_training_may_have_probabilities_and_validation_classes(other: str) -> None:
+def test_training_may_have_probabilities_and_validation_classes() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 4)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = hr.Trainer(model, hr.CrossEntropy(), sgd, batch_size=8, metrics=["accuracy"], device="cpu")
     x, soft, hard = torch.randn(64, 3), torch.randn(64, 4).softmax(1), torch.randint(4, (64,))
-    val = hard if other == "classes" else nn.functional.one_hot(hard, 4)
-    scores = trainer.fit((x, soft), (x, val), epochs=3, progress=False).last
+    scores = trainer.fit((x, soft), (x, hard), epochs=3, progress=False).last
     assert scores["val/loss"] == pytest.approx(nn.functional.cross_entropy(model(x), hard).item(), rel=1e-5)
     assert scores["val/accuracy"] == pytest.approx((model(x).argmax(1) == hard).float().mean().item())
 

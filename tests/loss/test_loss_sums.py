@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.loss.outcome import LossSums
+from headrace.loss.tally import LossSums
 
 PARTS = st.lists(
     st.tuples(st.floats(-1e6, 1e6), st.floats(0.1, 1e3), st.booleans(), st.booleans()), min_size=1, max_size=30

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from kit.late import late
+from kit.metric_sums import metric_sums
 from kit.stand_ins import Recorder, Through
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.loss.metrics import Metrics
 
 sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
 N, K, BATCH = 61, 4, 9
@@ -31,14 +31,14 @@ PRICES = PAID + 0.3 * normal(N, 2)
 
 @pytest.fixture(params=[400, 16 << 20], ids=["blocks", "whole"])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", request.param)
+    monkeypatch.setattr("headrace.loss.tally.BLOCK_BYTES", request.param)
     return request.param
 
 
 def scores(wanted: Any, outputs: Tensor, targets: Tensor, reads: str | None = None) -> dict[str, Any]:
-    metrics = Metrics(wanted, reads)
+    metrics = metric_sums(wanted, reads)
     for part in zip(outputs.split(BATCH), targets.split(BATCH), strict=True):
-        metrics.add(*part)
+        metrics.add_rows(*part)
     return metrics.compute()
 
 
@@ -160,14 +160,14 @@ UNSAID = {
 @pytest.mark.parametrize("name", UNSAID)
 def test_a_metric_is_refused_at_the_first_batch_if_the_loss_does_not_say_what_outputs_are(name: str) -> None:
     outputs, targets = UNSAID[name]
-    metrics = Metrics(["mae", name] if outputs.dim() == targets.dim() else name)
+    metrics = metric_sums(["mae", name] if outputs.dim() == targets.dim() else name)
     with pytest.raises(hr.ConfigError, match=rf"metric '{name}' depends on what the outputs are, .*reads="):
-        metrics.add(outputs, targets)
+        metrics.add_rows(outputs, targets)
 
 
 def test_what_outputs_may_be_is_one_of_a_few_words() -> None:
     with pytest.raises(hr.ConfigError, match="unknown reads 'logit'"):
-        Metrics("accuracy", "logit").add(LOGIT, Y2)
+        metric_sums("accuracy", "logit").add_rows(LOGIT, Y2)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "top-2", "confusion", "iou"])

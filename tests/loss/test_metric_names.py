@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from kit.metric_sums import metric_sums
 from kit.stand_ins import Recorder
 from torch import Tensor
 
 import headrace as hr
-from headrace.loss.metrics import Metrics
 
 N, K = 61, 4
 GENERATOR = torch.Generator().manual_seed(4)
@@ -25,43 +25,41 @@ PRICES, PAID = normal(N, 2), normal(N, 2)
 
 
 def score(wanted: Any, outputs: Tensor, targets: Tensor, reads: str | None = None) -> dict[str, Any]:
-    metrics = Metrics(wanted, reads)
-    metrics.add(outputs, targets)
+    metrics = metric_sums(wanted, reads)
+    metrics.add_rows(outputs, targets)
     return metrics.compute()
 
 
 def test_an_object_may_be_called_as_what_another_metric_adds_up() -> None:
-    metrics = Metrics({"counts:1": Recorder(), "accuracy": "accuracy"}, "classes")
-    metrics.add(X, X.argmax(1))
+    metrics = metric_sums({"counts:1": Recorder(), "accuracy": "accuracy"}, "classes")
+    metrics.add_rows(X, X.argmax(1))
     assert metrics.compute() == {"counts:1": [len(X)], "accuracy": 1.0}
 
 
-def test_a_fresh_one_is_empty_and_independent() -> None:
+def test_two_sums_of_the_same_metrics_are_independent_and_leave_the_objects_given_alone() -> None:
     own = Recorder()
-    metrics = Metrics({"accuracy": "accuracy", "own": own})
-    metrics.add(X, Y)
+    metrics, twin = (metric_sums({"accuracy": "accuracy", "own": own}) for _ in range(2))
+    metrics.add_rows(X, Y)
     before = metrics.compute()
-    twin = metrics.fresh("classes")
-    assert twin.names == metrics.names
     assert twin.compute() == {}
-    twin.add(X[:5], 1 + X[:5].argmax(1))
+    twin.add_rows(X[:5], 1 + X[:5].argmax(1))
     assert twin.compute() == {"accuracy": 0.0, "own": [5]}
     assert metrics.compute() == before
     assert before == {"accuracy": pytest.approx((X.argmax(1) == Y).double().mean().item()), "own": [N]}
-    assert own.rows == [N]
+    assert own.rows == []
 
 
 def test_reading_goes_on_and_a_reset_starts_anew() -> None:
-    metrics = Metrics(("mae", "mse"))
-    metrics.add(PRICES[:20], PAID[:20])
+    metrics = metric_sums(("mae", "mse"))
+    metrics.add_rows(PRICES[:20], PAID[:20])
     metrics.compute()
-    metrics.add(PRICES[20:], PAID[20:])
+    metrics.add_rows(PRICES[20:], PAID[20:])
     assert metrics.compute() == pytest.approx(
         {"mae": (PRICES - PAID).abs().mean().item(), "mse": ((PRICES - PAID) ** 2).mean().item()}
     )
-    metrics.add(PRICES, PAID)
+    metrics.add_rows(PRICES, PAID)
     metrics.reset()
-    metrics.add(PRICES[:3], PAID[:3])
+    metrics.add_rows(PRICES[:3], PAID[:3])
     assert metrics.compute() == pytest.approx(
         {"mae": (PRICES - PAID)[:3].abs().mean().item(), "mse": ((PRICES - PAID)[:3] ** 2).mean().item()}
     )
@@ -84,7 +82,7 @@ def test_reading_goes_on_and_a_reset_starts_anew() -> None:
 )
 def test_what_is_no_metric_is_refused_at_once(wanted: Any, message: str) -> None:
     with pytest.raises(hr.ConfigError, match=re.escape(message)):
-        Metrics(wanted)
+        metric_sums(wanted)
 
 
 @pytest.mark.parametrize(
@@ -112,18 +110,18 @@ def test_top_1_of_two_classes_is_accuracy() -> None:
 
 def test_several_outputs_ask_for_the_one_that_is_meant() -> None:
     with pytest.raises(hr.ConfigError, match=r"returned a tuple.*output="):
-        Metrics("f1").add((X, X), Y)
+        metric_sums("f1").add((X, X), hr.Batch({"y": Y}, len(Y)))
 
 
 def test_twins_that_were_fed_on_several_workers_add_up_also_where_their_blocks_were_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", 1)
+    monkeypatch.setattr("headrace.loss.tally.BLOCK_BYTES", 1)
     wanted = ["accuracy", "f1:macro", "error:macro", "auroc", "confusion"]
-    twins, joined = [Metrics(wanted, "classes") for _ in range(2)], Metrics(wanted, "classes")
+    twins, joined = [metric_sums(wanted, "classes") for _ in range(2)], metric_sums(wanted, "classes")
     for twin, part in zip(twins, (slice(40), slice(40, None)), strict=True):
-        twin.add(X[part], Y[part])
-    joined.join([twin.state_dict() for twin in twins], torch.device("cpu"))
+        twin.add_rows(X[part], Y[part])
+    joined.join([twin.state_dict() for twin in twins])
     whole = score(wanted, X, Y, "classes")
     assert joined.compute().pop("confusion") == whole.pop("confusion")
     assert {name: joined.compute()[name] for name in whole} == pytest.approx(whole)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from kit.late import late
+from kit.metric_sums import metric_sums
 
 from headrace.errors import ConfigError
-from headrace.loss.metrics import Metrics
 
 sk = late("sklearn.metrics")
 Array = np.ndarray[Any, Any]
@@ -25,9 +25,9 @@ def without_what_scikit_learn_says_of_missing_classes() -> Iterator[None]:
 
 def agree(wanted: dict[str, Any], outputs: Array, targets: Array, reads: str) -> None:
     """Fed three rows at a time, metrics say what scikit-learn says of the whole."""
-    metrics = Metrics(list(wanted), reads)
+    metrics = metric_sums(list(wanted), reads)
     for part in zip(torch.tensor(outputs).split(3), torch.tensor(targets).split(3), strict=True):
-        metrics.add(*part)
+        metrics.add_rows(*part)
     found = metrics.compute()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-6, atol=2e-7, err_msg=f"{name} of {targets}, {outputs}")
@@ -70,4 +70,4 @@ def test_two_classes(both: bool) -> None:
 
 def test_an_average_that_iou_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="metric 'iou:weighted': unknown average 'weighted'"):
-        Metrics("iou:weighted")
+        metric_sums("iou:weighted")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from kit.late import late
+from kit.metric_sums import metric_sums
 from torch import Tensor
-
-from headrace.loss.metrics import Metrics
 
 tm = late("torchmetrics.classification")
 regression, text = late("torchmetrics.regression"), late("torchmetrics.text")
@@ -35,12 +34,12 @@ def drawn(case: int, *shape: int) -> tuple[torch.Generator, Tensor]:
 
 def agree(wanted: dict[str, Any], outputs: Tensor, targets: Tensor, reads: str, ignore: int | None = None) -> None:
     """Two twins, fed three rows at a time and joined, compute what torchmetrics computes of all rows."""
-    twins = [Metrics(list(wanted), reads, ignore) for _ in range(2)]
+    twins = [metric_sums(list(wanted), reads, ignore) for _ in range(2)]
     for number, part in enumerate(zip(outputs.split(3), targets.split(3), strict=True)):
-        twins[number % 2].add(*part)
+        twins[number % 2].add_rows(*part)
         twins[number % 2].compute()
-    joined = Metrics(list(wanted), reads, ignore)
-    joined.join([twin.state_dict() for twin in twins], torch.device("cpu"))
+    joined = metric_sums(list(wanted), reads, ignore)
+    joined.join([twin.state_dict() for twin in twins])
     found = joined.compute()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -142,16 +141,16 @@ def test_r2_of_large_and_of_small_numbers_is_exact() -> None:
 
 @pytest.mark.parametrize("label", [3, -1])
 def test_labels_that_no_class_has_are_refused(label: int) -> None:
-    metrics = Metrics("accuracy", "classes")
-    metrics.add(torch.randn(4, 3), torch.tensor([0, 1, 2, label]))
+    metrics = metric_sums("accuracy", "classes")
+    metrics.add_rows(torch.randn(4, 3), torch.tensor([0, 1, 2, label]))
     with pytest.raises(ValueError, match=r"labels go from .* there are 3 classes"):
         metrics.compute()
 
 
 def test_metrics_of_many_classes_take_little_memory() -> None:
     """A table of all pairs of classes would take 320 GB."""
-    metrics = Metrics(["accuracy", "f1", "top-5"], "classes")
-    metrics.add(torch.nn.functional.one_hot(torch.tensor([7, 8]), 200_000).float(), torch.tensor([7, 9]))
+    metrics = metric_sums(["accuracy", "f1", "top-5"], "classes")
+    metrics.add_rows(torch.nn.functional.one_hot(torch.tensor([7, 8]), 200_000).float(), torch.tensor([7, 9]))
     found = metrics.compute()
     assert found["accuracy"] == 0.5
     assert found["f1"] == pytest.approx(1 / 3)

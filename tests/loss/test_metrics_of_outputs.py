@@ -82,7 +82,7 @@ def test_an_objective_of_ones_own_names_its_outputs_as_its_targets() -> None:
 def test_a_run_goes_on_within_an_epoch_with_the_same_numbers(
     block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("headrace.loss.tally.BLOCK_BYTES", block_bytes)
     options: dict[str, Any] = {"progress": False, "callbacks": [hr.BestModel("val/digit/accuracy")]}
     whole = make(MORE).fit(DATA, DATA, steps=11, **options)
     make(MORE).fit(DATA, DATA, steps=3, run=tmp_path / "run", **options)

@@ -14,7 +14,7 @@ from kit.small import data, difference, state
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.loss import metrics as metric
+from headrace.loss import tally
 
 ROWS, BATCH = 20, 4  # five batches
 X, Y = DATA = data(ROWS)
@@ -306,7 +306,7 @@ class Forgets:
 
 def test_a_metric_that_forgets_is_right_or_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has been fed within the epoch, as it is once its block of outputs is full."""
-    monkeypatch.setattr(metric, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(tally, "BLOCK_BYTES", 1)
     trainer = make(metrics={"rows": Forgets()})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -122,6 +122,7 @@ DRAWS, REPORTS, GOES_ON, ENDS = (
 )
 OBJECTIVE, SEVERAL, SAMPLES = "objective with parameters", "several optimizers", "reports by samples"
 MARK = "EarlyStopping val/loss"
+LOSSES = ("workers", 0, "tally", "losses", "0", "terms")
 Lost = tuple[str, Change, str]
 LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (among others)
     "torch's random numbers": ("table", at("workers", 0, "rng", "torch", to=another_generator), "weights"),
@@ -157,10 +158,18 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "state that is no tensor": (OBJECTIVE, at("extra", "_extra_state", "calls", to=0), "weights"),
     "a weight of the objective": (OBJECTIVE, at("modules", "others", 0, "centers", to=zero), "weights"),
     "a buffer of the objective": (OBJECTIVE, at("modules", "others", 0, "seen", to=zero), "weights"),
-    "sums of losses": ("table", at("workers", 0, "tally", "terms", "cross_entropy", 1, to=zero), "history"),
-    "weights of losses": ("table", at("workers", 0, "tally", "terms", "cross_entropy", 2, to=plus(4)), "history"),
-    "the tally": ("table", at("workers", 0, "tally", "terms", to=none), "history"),
-    "a block of outputs": ("table", at("workers", 0, "metrics", "", "block", to=none), "history"),
+    "sums of losses": (
+        "table",
+        at(*LOSSES, "cross_entropy", 1, to=zero),
+        "history",
+    ),
+    "weights of losses": (
+        "table",
+        at(*LOSSES, "cross_entropy", 2, to=plus(4)),
+        "history",
+    ),
+    "the tally": ("table", at(*LOSSES, to=none), "history"),
+    "a block of outputs": ("table", at("workers", 0, "tally", "metrics", "0 ", "block", to=none), "history"),
     "which is the best": (SAMPLES, at("marks", MARK, "step", to=30), "weights"),
     "the history": (REPORTS, at("history", "sha256", to="0" * 64), "raised"),
     "how long a callback has waited": (SAMPLES, at("callbacks", "EarlyStopping", "waited", to=49), "stopped"),

@@ -1,4 +1,4 @@
-"""A model as a few long vectors: parameters, gradients, buffers, optimizer state.
+"""A model as a few long vectors: parameters, gradients, optimizer state.
 
 An update is then a few operations whatever the number of parameters. It calls `store`.
 """

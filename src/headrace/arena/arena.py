@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from ..errors import ModelError
 from .joint import owners_of
 from .optimizer import SHAPED, OptimizerHooks, by_name, is_elementwise
 from .sharding import local
@@ -23,6 +24,7 @@ from .vectors import (
     overlapping,
     owners,
     refuse_sharded,
+    sparse_parameters,
     split,
     states_of,
     take_back,
@@ -61,7 +63,7 @@ class Arena:
         self.shared_norm: Tensor | None = None
         """The norm of the gradients at hand, where every worker has parts of them."""
         steppers = owners_of(optimizer)
-        shared = overlapping(self.names)
+        outside = overlapping(self.names) | sparse_parameters(model)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []
         self.proven = False
@@ -72,15 +74,13 @@ class Arena:
             shaped, knows = kind in SHAPED, kind in SHAPED or is_elementwise(kind)
             for param in group:
                 small = largest is None or param.numel() <= largest
-                if packed and small and knows and is_packable(param) and param not in shared:
+                if packed and small and knows and is_packable(param) and param not in outside:
                     homes.setdefault((param.dtype, param.device), []).append(param)
                 else:
                     self.loose.append(param)
             for params in homes.values():
                 self.vectors.append(make_vector(number, params, self.names, places, steppers[number], shaped))
         self._layout = [list(vector.slots) for vector in self.vectors]
-        homed = [slot.param for slots in self._layout for slot in slots]
-        self._rank = {param: k for k, param in enumerate([*self.loose, *homed])}
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._filled = False
@@ -242,20 +242,19 @@ class Arena:
         self.hooks.let_go()
 
     def _take_in(self, reached: list[bool]) -> list[bool]:
-        """The slow path begins: gradients from elsewhere are copied, what has sparse ones leaves its segment.
-
-        Which of the homed parameters were reached.
-        """
+        """The slow path begins: gradients from elsewhere are copied. Which of the homed parameters were reached."""
         strays = [(slot, g) for slot in self._slots if (g := slot.param.grad) is not None and g is not slot.gradient]
         hit = {slot for slot, hit in zip(self._slots, reached, strict=True) if hit and slot.param.grad is not None}
-        if dense := [(slot, gradient) for slot, gradient in strays if not gradient.is_sparse]:
-            torch._foreach_copy_([slot.gradient for slot, _ in dense], [gradient for _, gradient in dense])
-            for slot, _ in dense:
+        for slot, gradient in strays:
+            if gradient.is_sparse:
+                raise ModelError(
+                    f"parameter {slot.name!r} has sparse gradients, which only those of modules with sparse=True may "
+                    "have. Set that attribute of its module, or pass arena=False."
+                )
+        if strays:
+            torch._foreach_copy_([slot.gradient for slot, _ in strays], [gradient for _, gradient in strays])
+            for slot, _ in strays:
                 slot.param.grad = slot.gradient
-        if len(dense) < len(strays):
-            for slot in [slot for slot, gradient in strays if gradient.is_sparse]:
-                self._loosen(slot)
-            self._hand_over()
         hit |= {slot for slot, _ in strays}
         return [slot in hit for slot in self._slots]
 
@@ -289,20 +288,6 @@ class Arena:
         for param in self.loose:
             if param in states:
                 yield param, states[param]
-
-    def _loosen(self, slot: Slot) -> None:
-        """A parameter with sparse gradients: the optimizer steps it by itself."""
-        vector = next(vector for vector in self.vectors if slot in vector.slots)
-        split(vector, {slot})
-        segment = next(segment for segment in vector.segments if segment.slots == [slot])
-        unpack_state(segment)
-        vector.segments.remove(segment)
-        vector.slots.remove(slot)
-        gradient = slot.param.grad
-        slot.param.data = slot.value.clone()
-        slot.param.grad = gradient
-        self.loose.append(slot.param)
-        self.loose.sort(key=lambda param: self._rank.get(param, len(self._rank)))  # whichever was the first
 
     def _hand_over(self) -> None:
         """Gives the optimizer the segments, and keeps at hand what every update needs."""

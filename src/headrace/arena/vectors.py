@@ -159,6 +159,12 @@ def overlapping(params: Iterable[nn.Parameter]) -> set[nn.Parameter]:
     return found
 
 
+def sparse_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters of modules with sparse gradients, as of `nn.Embedding(sparse=True)`."""
+    modules = [module for module in model.modules() if getattr(module, "sparse", None) is True]
+    return {param for module in modules for param in module.parameters(recurse=False)}
+
+
 def is_packable(param: nn.Parameter) -> bool:
     """Dense memory without holes, whatever the order of its dimensions, and not a single number.
 

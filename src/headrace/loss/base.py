@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +138,6 @@ class Loss(ABC):
     is a separate term: after `half = 0.5 * loss`, change the settings of `half`.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_trainers_target")  # `for_target` shares all but the last
-
     training_only: ClassVar[bool] = False
     """Whether validation leaves the term out."""
     reads: str | None = None
@@ -166,7 +164,7 @@ class Loss(ABC):
         name: str | None = None,
     ) -> None:
         self.output, self.row_weight = output, weight
-        self.own_target, self._trainers_target = target, "y"
+        self.own_target, self._trainers_target = target, ""
         self.reduce, self.coefficient = reduce, coefficient
         self.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
@@ -195,14 +193,16 @@ class Loss(ABC):
     @property
     def target(self) -> str:
         """The stream to compare with."""
-        return self.own_target or self._trainers_target
+        return self.own_target or self._trainers_target or "y"
 
-    def for_target(self, target: str) -> Self:
-        """The same term, settings and all, for a trainer with this target: several trainers may have one term."""
-        term: Self = object.__new__(type(self))
-        term.__dict__ = self.__dict__
-        term._trainers_target = target
-        return term
+    def bind(self, target: str) -> None:
+        """Gets the trainer's target, which counts if the term names none; raises if that of another trainer differs."""
+        if self.own_target is None and self._trainers_target not in ("", target):
+            raise ConfigError(
+                f"this {type(self).__name__} was given to a trainer with target={self._trainers_target!r}, and is now "
+                f"given to one with target={target!r}. Make a term for each, or say target= in the term."
+            )
+        self._trainers_target = target
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "target" or callable(getattr(Loss, name, None)):
@@ -272,9 +272,10 @@ class Losses(dict[str, Loss]):
             named[name] = loss
         return named
 
-    def for_target(self, target: str) -> "Losses":
-        """The same losses for a trainer with this target."""
-        return Losses({name: loss.for_target(target) for name, loss in self.items()})
+    def bind(self, target: str) -> None:
+        """All of them get the trainer's target."""
+        for loss in self.values():
+            loss.bind(target)
 
     @property
     def of_data(self) -> "Losses":
@@ -383,7 +384,7 @@ def weights_like(loss: Loss, batch: Batch, like: Tensor) -> Tensor:
     if [n for n in weights.shape[1:] if n != 1] == [n for n in like.shape[1:] if n != 1]:
         return weights.reshape(like.shape)
     spread = [*weights.shape, *[1] * (like.dim() - weights.dim())]
-    if len(spread) == like.dim() and all(n in (1, whole) for n, whole in zip(spread, like.shape, strict=True)):
+    if len(spread) == like.dim() and all(n in (1, size) for n, size in zip(spread, like.shape, strict=True)):
         return weights.reshape(spread)
     raise DataError(
         f"{loss.name}: weight={loss.row_weight!r} has rows of shape {list(weights.shape[1:])}. Expected one number for "

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,11 @@ class CrossEntropy(Loss):
     """Cross entropy of outputs of shape (rows, classes, ...) with class indices or rows of probabilities.
 
     `inputs` names the kind of outputs: `"logits"`, any numbers; `"log_probs"`, the result of `log_softmax`; `"probs"`,
-    the result of `softmax`. One-hot rows of whole numbers count as indices. `normalize` is what the sum with class
+    the result of `softmax`. `normalize` is what the sum with class
     weights w is divided by: `"met"`, the weights of the targets, Σ w[yᵢ], as in torch (with rows of probabilities, the
     number of rows); `"classes"`, for every row the sum over all classes, so that uniform weights give 1/classes of the
     plain loss. The stream `weight` has a number for each row, or for each place of the target, as for pixels.
     """
-
-    __slots__ = ("_one_hot",)
 
     joins = True
     inputs: Literal["logits", "log_probs", "probs"] = setting(one_of("logits", "log_probs", "probs"))
@@ -53,7 +51,6 @@ class CrossEntropy(Loss):
         self.class_weights = class_weights  # type: ignore[assignment]
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.normalize, self.inputs = normalize, inputs
-        self._one_hot: bool | None = None
         self._seen: tuple[Tensor | None, int, int | None, bool] = (None, 0, None, False)
         self._moved: dict[tuple[torch.device, torch.dtype], tuple[Tensor, int, Tensor]] = {}
 
@@ -61,16 +58,8 @@ class CrossEntropy(Loss):
     def reads(self) -> str:  # type: ignore[override]
         return "class probabilities" if self.inputs == "probs" else "classes"
 
-    def for_target(self, target: str) -> Self:
-        term = super().for_target(target)
-        term._one_hot = None  # it is for the outputs of one model to tell
-        return term
-
-    def weight(self, batch: Batch) -> Weight | None:
-        targets: Tensor = batch.fields[self.target]  # type: ignore[assignment]  # checked before
-        if self._one_hot is None and targets.dim() > 1 and not targets.is_floating_point():
-            return None  # whether these are one-hot rows, only the outputs can tell
-        targets = self._labels(targets)
+    def weight(self, batch: Batch) -> Weight:
+        targets = _labels(batch.fields[self.target])  # type: ignore[arg-type]  # checked before
         places = targets[:, 0] if targets.is_floating_point() else targets
         rows = None if self.row_weight is None else weights_like(self, batch, places)
         if targets.is_floating_point():
@@ -90,10 +79,7 @@ class CrossEntropy(Loss):
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits = pick(outputs, self.output, self.name)
-        targets: Tensor = batch.fields[self.target]  # type: ignore[assignment]  # checked before
-        if targets.dim() > 1 and not targets.is_floating_point():
-            self._one_hot = logits.dim() == targets.dim()
-        targets = self._labels(targets)
+        targets = _labels(batch.fields[self.target])  # type: ignore[arg-type]  # checked before
         reduction = "sum" if self.row_weight is None else "none"
         weights = None if self.class_weights is None else self._weights_as(logits, logits.shape[1])
         ignored = NO_INDEX if self.ignore_index is None else self.ignore_index
@@ -125,30 +111,14 @@ class CrossEntropy(Loss):
         classes = logits.shape[1]
         if self.class_weights is not None:
             self._weights_as(logits, classes)
-        if targets.dim() > 1 and not targets.is_floating_point():
-            self._one_hot = targets.dim() == logits.dim()
-        if targets.is_floating_point() or targets.dim() == logits.dim():
-            if targets.shape[1:] != logits.shape[1:]:
-                places, kind, hint = logits.shape[2:], str(targets.dtype).removeprefix("torch."), ""
-                if targets.is_floating_point() and targets.shape[1:] == places:
-                    hint = " Class indices are whole numbers: convert the stream, as by y.long()."
-                elif targets.shape[1:] == (*places, 1):
-                    hint = " The last dimension is one too many: y.squeeze(-1)."
-                raise DataError(
-                    f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, {kind}, "
-                    f"the model's outputs {list(logits.shape[1:])}. "
-                    f"Expected class indices (int64) or one probability per class.{hint}"
-                )
-            if not targets.is_floating_point():
-                self._check_one_hot(targets)
-            return
-        if targets.shape[1:] != logits.shape[2:]:
-            turn = " Classes go in dimension 1, as in torch: return outputs.movedim(-1, 1)."
+        if remedy := _remedy(logits, targets):
             raise DataError(
-                f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, the model's outputs "
-                f"{list(logits.shape[1:])}. Expected one label for each place: outputs of shape (rows, classes, "
-                f"{', '.join(map(str, targets.shape[1:]))}).{turn if targets.shape[1:] == logits.shape[1:-1] else ''}"
+                f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, "
+                f"{str(targets.dtype).removeprefix('torch.')}, and the model's outputs are {list(logits.shape[1:])}. "
+                f"Expected class indices (int64), one for each place, or one probability per class. {remedy}"
             )
+        if targets.is_floating_point():
+            return
         if targets.dim() > 1 and targets.shape[1:] == logits.shape[1:-1]:
             warnings.warn(
                 f"{self.name}: the model's outputs {list(logits.shape[1:])} have as many classes as places, so "
@@ -196,39 +166,19 @@ class CrossEntropy(Loss):
                 "log_softmax gives, and 'logits' of any other numbers."
             )
 
-    def _check_one_hot(self, targets: Tensor) -> None:
-        targets = comparable(targets)
-        wrong = ((targets != 0).sum(dim=1) != 1) | (targets.sum(dim=1) != 1)
-        if wrong.any():
-            where = torch.nonzero(wrong)[0]
-            raise DataError(
-                f"{self.name}: stream {self.target!r}, row {int(where[0])}: whole numbers of the shape of the outputs "
-                f"are one-hot rows, one 1 and otherwise 0; this is none ({int(wrong.sum())} such rows). For several "
-                "answers to a row use BinaryCrossEntropy; probabilities are floating-point numbers."
-            )
-
-    def _labels(self, targets: Tensor) -> Tensor:
-        """Targets as torch takes them: one class for each place, or probabilities."""
-        if targets.is_floating_point():
-            return targets
-        if self._one_hot and targets.dim() > 1:
-            targets = targets.byte() if targets.dtype == torch.bool else targets
-            return comparable(targets).argmax(dim=1)
-        return targets if targets.dtype == torch.int64 else targets.long()
-
     def _none_ignored(self, batch: Batch) -> bool:
         """Whether no target is to be ignored; on the host looked up once for all minibatches of a macrobatch."""
         if self.ignore_index is None:
             return True
-        whole = None if batch.macrobatch is None else batch.macrobatch.get(self.target)
-        if not isinstance(whole, Tensor) or whole.device.type != "cpu" or self._one_hot:
+        column = None if batch.macrobatch is None else batch.macrobatch.get(self.target)
+        if not isinstance(column, Tensor) or column.device.type != "cpu":
             return False
-        if _memory(batch[self.target]) is not _memory(whole):
+        if _memory(batch[self.target]) is not _memory(column):
             return False  # somebody has put other targets there
         seen, version, ignored, none_ignored = self._seen
-        if seen is not whole or version != seen._version or ignored != self.ignore_index:
-            none_ignored = not bool(whole.eq(self.ignore_index).any())
-            self._seen = whole, whole._version, self.ignore_index, none_ignored
+        if seen is not column or version != seen._version or ignored != self.ignore_index:
+            none_ignored = not bool(column.eq(self.ignore_index).any())
+            self._seen = column, column._version, self.ignore_index, none_ignored
         return none_ignored
 
     def _weight_of(self, targets: Tensor) -> Tensor:
@@ -268,3 +218,23 @@ class CrossEntropy(Loss):
 def _memory(tensor: Tensor) -> Tensor:
     """The tensor that this one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
+
+
+def _labels(targets: Tensor) -> Tensor:
+    """Targets as torch takes them: one class for each place, or probabilities."""
+    return targets if targets.is_floating_point() or targets.dtype == torch.int64 else targets.long()
+
+
+def _remedy(logits: Tensor, targets: Tensor) -> str:
+    """What to do about targets that do not fit the outputs; nothing if they fit."""
+    rows, outputs, places = targets.shape[1:], logits.shape[1:], logits.shape[2:]
+    if rows == (outputs if targets.is_floating_point() else places):
+        return ""
+    remedies = {  # where two are of one shape, the last one counts
+        logits.shape[1:-1]: "Classes go in dimension 1, as in torch: return outputs.movedim(-1, 1).",
+        outputs: "Of one-hot rows, y.argmax(dim=1) gives class indices, and y.float() probabilities. For several "
+        "answers to a row use BinaryCrossEntropy.",
+        (*places, 1): "The last dimension is one too many: y.squeeze(-1).",
+        places: "Class indices are whole numbers: convert the stream, as by y.long().",
+    }
+    return remedies.get(rows, f"For these targets, outputs have rows of shape {[outputs[0], *rows]}.")

@@ -69,8 +69,8 @@ class Elementwise(PerElement):
         fit_rows(self.name, self.target, output[:1], targets[:1])
         if self.answers:
             between_0_and_1(self, targets)
-        whole = self.answers and not targets.is_floating_point()
-        if output.dtype in (torch.float32, torch.float64) and output.dtype != targets.dtype and not whole:
+        is_answer = self.answers and not targets.is_floating_point()
+        if output.dtype in (torch.float32, torch.float64) and output.dtype != targets.dtype and not is_answer:
             is_now, wanted = (str(tensor.dtype).removeprefix("torch.") for tensor in (targets, output))
             raise DataError(
                 f"{self.name}: stream {self.target!r} is {is_now}, the model's outputs are {wanted}. "

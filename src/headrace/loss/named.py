@@ -14,9 +14,9 @@ from ..errors import ConfigError, DataError, unknown
 from .task import READS, Task, are_indices
 
 Key = tuple[str, str]
-"""By which sums are kept: the part of a saved state that they belong to, and their name in it."""
+"""Names the sums of a metric in a saved state: the part of the state, and the name in it."""
 Sums = list[Tensor]
-"""What a quantity has come to: tensors that are added up, joined or merged with those of other rows."""
+"""A quantity over some rows: tensors that are added to, joined to or merged with those of other rows."""
 
 OF_CLASSES = ("accuracy", "error", "top-k", "precision", "recall", "f1", "auroc", "confusion", "iou")
 OF_NUMBERS = ("mae", "mse", "r2")
@@ -68,7 +68,7 @@ class NamedMetric:
         return "sums", self.quantity
 
     def reset(self) -> None:
-        """It holds nothing: what is added up are its `Sums`."""
+        """Does nothing: its `Sums` are kept elsewhere."""
 
     def add(self, sums: Sums | None, task: Task, outputs: Tensor, targets: Tensor) -> Sums:
         """Its quantity with one more block of rows."""
@@ -164,7 +164,7 @@ class NamedMetric:
 
     @property
     def _is_of_both(self) -> bool:
-        """Whether two classes are not one question, since an average, or the best of several, is asked for."""
+        """Whether two classes count as two, and not as one yes-or-no question."""
         return self.average is not None or self.base in ("iou", "top-k")
 
 
@@ -194,7 +194,7 @@ def _right(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
 
 
 def _count(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
-    """How often each class was the right answer, any answer, and the label; of questions the tables."""
+    """For each class its numbers of right answers, answers and labels; for yes-or-no questions their tables."""
     if task.kind != "multiclass":
         return _tabulate(task, outputs, targets, top)
     labels, answers = _answers(task, outputs, targets, top)
@@ -203,7 +203,7 @@ def _count(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
 
 
 def _tabulate(task: Task, outputs: Tensor, targets: Tensor, top: int = 1) -> Sums:
-    """How often each class was answered (columns) where each was the label (rows); a table for each question."""
+    """Counts of answers (columns) for each label (rows); one table for each yes-or-no question."""
     labels, answers = _answers(task, outputs, targets, top)
     if task.kind == "multiclass":
         return [torch.bincount(labels * task.size + answers, minlength=task.size**2).view(task.size, task.size)]
@@ -238,7 +238,7 @@ def _answers(task: Task, outputs: Tensor, targets: Tensor, top: int) -> tuple[Te
 
 
 def _score(task: Task, outputs: Tensor, targets: Tensor) -> Sums:
-    """The scores themselves, of which only the order counts, and the labels."""
+    """The scores and the labels of all places that count."""
     scores, labels = task.arrange(outputs, targets)
     if scores.dim() > 1 and task.kind != "binary":
         scores = scores.movedim(1, -1).reshape(-1, task.size)
@@ -271,7 +271,7 @@ def _merged_variances(a: Sums, b: Sums) -> Sums:
 
 
 def _explained(sums: Sums) -> Tensor:
-    """The share of the variance that is explained; of a target that is constant 1 if it is met, else 0."""
+    """The share of the variance that is explained (R²); for a constant target, 1 if there is no error, else 0."""
     rows, mean, deviations, errors = sums
     constant = deviations <= rows * (1e-15 * mean).square()
     shares = torch.where(constant, (errors <= deviations).double(), 1 - errors / deviations)

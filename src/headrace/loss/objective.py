@@ -78,10 +78,6 @@ class Objective(ABC):
         """The streams that may be probabilities of classes in one data set, and classes in another."""
         return set()
 
-    def unclear(self) -> str:
-        """The reason why the output for metrics is not known; empty if it is known."""
-        return ""
-
     def bind(self, inputs: Inputs, target: str) -> None:
         """Gets the trainer's names of inputs and target; raises if those of another trainer differ."""
         given = tuple(inputs) if isinstance(inputs, list) else inputs, target
@@ -114,7 +110,7 @@ class Supervised(Objective):
 
     def __init__(self, loss: Loss | Sum) -> None:
         self.loss = Losses.of(as_list(loss))
-        self._bind_terms("y")
+        self._find_main("y")
         if not self._data_terms:
             raise ConfigError(
                 "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
@@ -145,15 +141,22 @@ class Supervised(Objective):
 
     def scored(self, outputs: Any) -> Any:
         main = self._main
-        if main is None:
-            raise ConfigError(self.unclear())
-        return outputs if main.output is None else pick(outputs, main.output, main.name)
+        return outputs if main is None or main.output is None else pick(outputs, main.output, main.name)
 
     def measured(self, name: str, target: str) -> Compared:
         """Those of a name look at the term that compares with this target, else at the one of this output."""
+        terms = list(self._data_terms.values())
+        if not name and self._main is None:
+            compared = [
+                f"{each} compares output {t.output!r} with {t.target!r}" for each, t in self._data_terms.items()
+            ]
+            raise ConfigError(
+                f"metrics compare with target={target!r}, and no term of the loss does, so that it is not known "
+                f"which output they are of: {', '.join(compared)}. Say target="
+                f"{' or '.join(repr(t) for t in dict.fromkeys(term.target for term in terms))}."
+            )
         if not name:
             return super().measured(name, target)
-        terms = list(self._data_terms.values())
         found = [t for t in terms if t.target == name] or [t for t in terms if t.output == name]
         if not found:
             known = dict.fromkeys(str(key) for t in terms for key in (t.target, t.output) if key is not None)
@@ -162,19 +165,10 @@ class Supervised(Objective):
         output = partial(pick, key=term.output, name=term.name)
         return Compared(term.target, output, term.reads, term.ignore_index)
 
-    def unclear(self) -> str:
-        if self._main is not None:
-            return ""
-        terms = [f"{name} compares output {t.output!r} with {t.target!r}" for name, t in self._data_terms.items()]
-        others = " or ".join(repr(t) for t in dict.fromkeys(term.target for term in self._data_terms.values()))
-        return (
-            f"metrics compare with target={self._target!r}, and no term of the loss does, so that it is not known "
-            f"which output they are of: {', '.join(terms)}. Say target={others}."
-        )
-
     def bind(self, inputs: Inputs, target: str) -> None:
         super().bind(inputs, target)
-        self._bind_terms(target)
+        self.loss.bind(target)
+        self._find_main(target)
         self.call = Call(inputs, {target, *self.compared()})
 
     @property
@@ -189,17 +183,16 @@ class Supervised(Objective):
     def ignores(self) -> int | None:  # type: ignore[override]
         return None if self._main is None else self._main.ignore_index
 
-    def _bind_terms(self, target: str) -> None:
-        """Binds the terms to the trainer's target, and finds the one whose output metrics compare with it.
+    def _find_main(self, target: str) -> None:
+        """Finds the term whose output metrics compare with the trainer's target.
 
         It is the first that compares with this target, before all of those that say which output they take; where none
         does, the first of all, if all of them take the same output.
         """
-        self.loss = self.loss.for_target(target)
         self._data_terms = self.loss.of_data
         terms = list(self._data_terms.values())
         ours = [term for term in terms if term.target == target]
-        self.compares, self._target = bool(ours), target
+        self.compares = bool(ours)
         if not ours and len({term.output for term in terms}) == 1:
             ours = terms
         self._main = next((term for term in ours if term.output is not None), ours[0] if ours else None)
@@ -282,13 +275,10 @@ class WithTerms(Objective):
     def check_order(self, streams: Sequence[str], others: Sequence[str], data: str) -> None:
         self.objective.check_order(streams, others, data)
 
-    def unclear(self) -> str:
-        return self.objective.unclear()
-
     def bind(self, inputs: Inputs, target: str) -> None:
         super().bind(inputs, target)
         self.objective.bind(inputs, target)
-        self.loss = self.loss.for_target(target)
+        self.loss.bind(target)
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.objective.prepare(streams, columns)
@@ -386,8 +376,8 @@ def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
     try:
         term.check_targets(outputs, dense)
     except DataError as error:
-        said = str(error)
-        if isinstance(targets, Ragged) and (found := re.search(r"\brow (\d+)", said)):
+        message = str(error)
+        if isinstance(targets, Ragged) and (found := re.search(r"\brow (\d+)", message)):
             row = int(targets.rows_of(torch.tensor(item := int(found[1]))))
-            said = said.replace(found[0], f"row {row}, item {item - int(targets.host_offsets[row])}", 1)
-        raise DataError(f"the {name} data: {said}" if name else said) from None
+            message = message.replace(found[0], f"row {row}, item {item - int(targets.host_offsets[row])}", 1)
+        raise DataError(f"the {name} data: {message}" if name else message) from None

@@ -90,7 +90,7 @@ class ObjectMetric:
 
 
 def _is_like(value: Any, begun: Any) -> bool:
-    """Whether a value may have become of what a metric has begun with: a tensor of one, or a list of such of a list."""
+    """Whether a saved value is of the kind of a metric's initial value: a tensor, or a list of tensors for a list."""
     return isinstance(value, Tensor) or (
         isinstance(begun, list) and isinstance(value, list) and all(isinstance(item, Tensor) for item in value)
     )

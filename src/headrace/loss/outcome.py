@@ -1,7 +1,6 @@
-"""The result of an update or of a validation batch, and the sums of losses over many of them."""
+"""The result of an update, or of a batch of a validation."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,12 +9,8 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..data.fields import Rows, map_tensors
-from ..data.ragged import Ragged
-from ..data.sparse import Sparse
 from ..errors import ConfigError
-from .base import Term, Weight, is_flat
-from .by_output import MetricsByOutput
-from .metrics import Compared
+from .base import Term
 
 
 @dataclass(slots=True)
@@ -80,13 +75,13 @@ def merged(outcomes: Iterable[tuple[str, Outcome]], scored: str) -> Outcome:
 
     The outputs are those of the key that is `scored` by metrics.
     """
-    whole = Outcome({})
+    joint = Outcome({})
     for key, outcome in outcomes:
         for name, term in outcome.terms.items():
-            whole.terms[key if len(outcome.terms) == 1 else f"{key}/{name}"] = term
-        whole.applied = whole.applied & outcome.applied
-        whole.outputs += outcome.outputs if key == scored else []
-    return whole
+            joint.terms[key if len(outcome.terms) == 1 else f"{key}/{name}"] = term
+        joint.applied = joint.applied & outcome.applied
+        joint.outputs += outcome.outputs if key == scored else []
+    return joint
 
 
 def detached(outputs: Any) -> Any:
@@ -98,127 +93,6 @@ def detached(outputs: Any) -> Any:
     if isinstance(outputs, Mapping):
         return {key: detached(value) for key, value in outputs.items()}
     return tuple(map(detached, outputs)) if isinstance(outputs, tuple | list) else outputs
-
-
-class LossSums:
-    """Sums and weights of loss terms, added up over many updates; read where it is reported."""
-
-    def __init__(self) -> None:
-        self._terms: dict[str, list[float]] = {}  # of each its coefficient, sum and weight
-        self._waiting: dict[str, list[tuple[Weight, Weight]]] = {}
-
-    def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
-        """One update's term. What is still on the device waits there."""
-        term = self._terms.setdefault(name, [coefficient, 0.0, 0.0])
-        term[0] = coefficient
-        if type(total) is float and type(weight) is float:
-            term[1] += total
-            term[2] += weight
-            return
-        waiting = self._waiting.setdefault(name, [])
-        waiting.append((total, weight))
-        if len(waiting) >= 1024:
-            self._fold(name)
-
-    def read(self) -> dict[str, float]:
-        """The mean of every term, and `""`: their sum, each times its coefficient.
-
-        The mean of a term for which no row counted is NaN. It is left out of the sum, unless all are NaN.
-        """
-        totals = self.totals()
-        means = {name: total / weight if weight else math.nan for name, (_, total, weight) in totals.items()}
-        parts = [c * means[name] for name, (c, _, weight) in totals.items() if c and weight]
-        joint = math.fsum(parts) if parts or not any(c for c, _, _ in totals.values()) else math.nan
-        return {"": joint, **means} if means else {}
-
-    def totals(self) -> dict[str, list[float]]:
-        """Coefficient, sum and weight of every term."""
-        for name in list(self._waiting):
-            self._fold(name)
-        return {name: [*term] for name, term in self._terms.items()}
-
-    def add_totals(self, totals: Mapping[str, Sequence[float]]) -> None:
-        """What another worker has added up."""
-        for name, (coefficient, total, weight) in totals.items():
-            self.add(name, total, weight, coefficient)
-
-    @classmethod
-    def of(cls, totals: Sequence[Mapping[str, Sequence[float]]]) -> "LossSums":
-        """What several workers have added up, together."""
-        found = cls()
-        for terms in totals:
-            found.add_totals(terms)
-        return found
-
-    @classmethod
-    def joined(cls, states: Sequence[dict[str, Any]]) -> "LossSums":
-        """What sums in these states come to, together; one alone is taken back to the bit."""
-        parts = [cls() for _ in states]
-        for part, state in zip(parts, states, strict=True):
-            part.load_state_dict(state)
-        return parts[0] if len(parts) == 1 else cls.of([part.totals() for part in parts])
-
-    def reset(self) -> None:
-        self._terms, self._waiting = {}, {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has been added; what waits on a device is not added up for it, which would round differently."""
-        waiting = {name: [_column(part) for part in zip(*pairs, strict=True)] for name, pairs in self._waiting.items()}
-        terms = {name: [*term] for name, term in self._terms.items()}
-        return {"terms": terms, "waiting": {name: columns for name, columns in waiting.items() if columns}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._terms = {
-            name: [coefficient, total, weight] for name, (coefficient, total, weight) in state["terms"].items()
-        }
-        self._waiting = {name: list(zip(*map(list, each), strict=True)) for name, each in state["waiting"].items()}
-
-    def _fold(self, name: str) -> None:
-        waiting, term = self._waiting.pop(name, []), self._terms[name]
-        term[1] += _added([total for total, _ in waiting])
-        term[2] += _added([weight for _, weight in waiting])
-
-
-def record_losses(outcome: Outcome, tally: LossSums) -> None:
-    """Adds the loss terms of one batch; those of an update that was left out do not count."""
-    applied = outcome.applied
-    if applied is False:
-        return
-    for name, term in outcome.terms.items():
-        total, weight, coefficient = term.sum, term.weight, term.coefficient
-        if not term.counts:  # a prior is reported times its coefficient
-            total, coefficient = total * coefficient, 1.0
-        if applied is not True:
-            total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
-            weight = weight * applied
-        tally.add(name, total, weight, coefficient)
-
-
-def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
-    """Adds the losses and metrics of one batch to what is reported later."""
-    if outcome.applied is False:
-        return
-    record_losses(outcome, tally)
-    for name, part in metrics.parts.items():
-        metrics.missed |= not outcome.outputs
-        for outputs, batch in outcome.outputs:
-            compared = part.compared
-            assert compared is not None
-            scored, wanted = compared.output(outputs), batch.fields.get(compared.target)
-            if compared.dense is not None or type(wanted) is not Tensor:
-                scored, wanted = _dense(scored, batch[compared.target], compared)
-            to = metrics.by_part[batch.part].parts[name] if metrics.by_part else part
-            to.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
-
-
-def _dense(outputs: Any, target: Any, compared: Compared) -> tuple[Any, Any]:
-    """Outputs and target as metrics look at them: dense, and of sequences the items."""
-    if compared.dense is not None:
-        return outputs, compared.dense(target)
-    if isinstance(target, Ragged):
-        items = target.dense()
-        return target.items_of(outputs, is_flat(outputs, items, compared.reads)), items
-    return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
 def _mean(term: Term) -> Any:
@@ -258,16 +132,3 @@ def _number(loss: Any, what: str) -> float | Tensor:
     except (TypeError, ValueError, RuntimeError):
         came = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ConfigError(f"{what} is one number, the mean over the rows; got {came}.") from None
-
-
-def _column(numbers: Sequence[float | Tensor]) -> Any:
-    """Numbers as one tensor where all of them are on a device."""
-    tensors = [number for number in numbers if isinstance(number, Tensor)]
-    return torch.stack(tensors) if len(tensors) == len(numbers) else list(numbers)
-
-
-def _added(numbers: Sequence[float | Tensor]) -> float:
-    """The sum of numbers here and on a device; that of the latter is read once."""
-    on_device = [number for number in numbers if isinstance(number, Tensor)]
-    here = math.fsum(number for number in numbers if not isinstance(number, Tensor))
-    return here + (float(torch.stack(on_device).double().sum()) if on_device else 0.0)

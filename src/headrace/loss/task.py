@@ -81,8 +81,8 @@ def likeliest(outputs: Tensor, reads: str | None) -> tuple[Tensor, Tensor]:
 def yes_or_no(outputs: Tensor, reads: str | None) -> tuple[Tensor, Tensor]:
     """1 or 0 for each number, and the probability of that."""
     yes = outputs.float().sigmoid() if reads == "logits" else outputs.float()
-    said = yes > 0.5
-    return said.long(), torch.where(said, yes, 1 - yes)
+    answer = yes > 0.5
+    return answer.long(), torch.where(answer, yes, 1 - yes)
 
 
 def are_indices(outputs: Tensor, targets: Tensor) -> bool:

@@ -344,7 +344,7 @@ def warn_if_reordered(known: Encoding | None, now: Encoding | None) -> None:
 def measurable(
     objectives: Mapping[str, Objective], streams: Sequence[Stream], target: str, named: Iterable[str]
 ) -> None:
-    """Raises unless there is a target for metrics to compare with, and it is known with which output.
+    """Raises unless there are targets for metrics to compare with.
 
     `named`: the outputs or targets that they are of; "" stands for the trainer's target.
     """
@@ -353,8 +353,6 @@ def measurable(
         if (wanted := objective.measured(name, target).target) not in names:
             hint = "" if name else " Say target=."
             raise ConfigError(f"metrics= compare with an {unknown('stream', wanted, names)}{hint}")
-        if not name and (why := objective.unclear()):
-            raise ConfigError(why)
 
 
 def columns_of(source: Source | None) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,10 @@ from ..data.ragged import Ragged
 from ..data.shard import Shard
 from ..errors import CheckpointError, DataError
 from ..loss.base import Term
-from ..loss.by_output import MetricsByOutput
 from ..loss.call import first_call
-from ..loss.metrics import BLOCK_BYTES
 from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
-from ..loss.outcome import LossSums, Outcome, merged, record
+from ..loss.outcome import Outcome, merged
+from ..loss.tally import BLOCK_BYTES, Tally
 from ..workers.comm import Comm
 from .guard import Scalar
 from .settings import Precision
@@ -150,39 +148,34 @@ class _Block:
         return torch.cat([outputs for outputs, _ in self.pairs]), batch
 
 
-Found = tuple[dict[str, float], dict[str, Any]]
-AddUp = Callable[[LossSums, MetricsByOutput], Found]
-"""Losses and metrics over what was seen, here and by other workers."""
-AddUpParts = Callable[[Mapping[int, LossSums], MetricsByOutput], Found]
-"""The same, of what was seen of each part of the batches."""
+AddUp = Callable[[Tally], tuple[dict[str, float], dict[str, Any]]]
+"""Losses and metrics of the rows of this worker and of others."""
 
 
-def score(outcomes: Iterable[Outcome], name: str, metrics: MetricsByOutput, add_up: AddUpParts) -> dict[str, Any]:
+def score(outcomes: Iterable[Outcome], name: str, tally: Tally, add_up: AddUp) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
-    tallies: dict[int, LossSums] = defaultdict(LossSums, {0: LossSums()})
     with torch.no_grad():
         for outcome in outcomes:
-            record(outcome, tallies[outcome.part], metrics)
-    together = LossSums.of([tally.totals() for tally in tallies.values()])
-    row = report(name, together, metrics, lambda _, metrics: add_up(tallies, metrics))
+            tally.add(outcome)
+    row = report(name, tally, add_up)
     if not row:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
     return row
 
 
-def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
+def report(name: str, tally: Tally, add_up: AddUp) -> dict[str, Any]:
     """The row of what was added since the last report, which is then forgotten; empty if nothing was."""
-    weights = {term: weight for term, (_, _, weight) in tally.totals().items()}
-    losses, scores = add_up(tally, metrics)
+    weights, unmeasured = tally.weights, tally.metrics if tally.lacks_outputs else []
+    losses, scores = add_up(tally)
     if empty := [term for term, loss in losses.items() if weights.get(term) == 0 and math.isnan(loss)]:
         warnings.warn(
             f"{name}: no row counted for {', '.join(empty)}, whose loss is NaN. Look at the labels that are ignored, "
             "and at the weights of rows and classes.",
             stacklevel=2,
         )
-    if losses and metrics.missed and not scores:
+    if losses and unmeasured and not scores:
         warnings.warn(
-            f"{', '.join(f'{name}/{metric}' for metric in metrics.names)}: not measured, for want of outputs. An "
+            f"{', '.join(f'{name}/{metric}' for metric in unmeasured)}: not measured, for want of outputs. An "
             "Objective gives them as hr.Terms with .outputs, a train_step or an evaluate_step as "
             "hr.Outcome(losses, outputs).",
             stacklevel=2,
@@ -195,7 +188,6 @@ def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) 
     }
     row |= {f"{name}/{metric}": value for metric, value in scores.items()}
     tally.reset()
-    metrics.reset()
     return row
 
 

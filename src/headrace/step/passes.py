@@ -119,7 +119,7 @@ class Replay(Pass):
     def __init__(self, update: Update, kind: PassKind, tape: Tape) -> None:
         super().__init__(update)
         self._kind, self._tape = kind, tape
-        self.fills, self.draws = tape.fills, tape.random
+        self.fills, self.draws = tape.fills, tape.draws
         self._gradients: Sequence[Tensor] | None = None  # where all of them are, once that is known
 
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:

@@ -155,7 +155,7 @@ class Updates:
         if self.homed:
             return
         self.expect()
-        buffers = Buffers(self.model, packed=self.settings.arena)
+        buffers = Buffers(self.model)
         is_large = sum(p.nbytes for p in self.model.parameters()) > LARGEST
         is_alone = self.strategy.comm.count == 1 and not self.strategy.parts
         largest = LARGEST_PACKED if is_large and is_alone else None
@@ -176,7 +176,6 @@ class Updates:
         except BaseException:
             for update in each:
                 update.arena.release()
-            buffers.release()
             raise
         self._each, self._answers = each, {}
 
@@ -189,7 +188,6 @@ class Updates:
         with ExitStack() as stack:  # each of them, even if one fails
             for update in each:
                 stack.callback(update.arena.release)
-                stack.callback(update.buffers.release)
 
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizers update, wherever it is stored."""

@@ -14,8 +14,7 @@ from ..data.batch import Batch
 from ..data.reader import Reader
 from ..data.source import Source
 from ..length import Counters, Length
-from ..loss.by_output import MetricsByOutput
-from ..loss.outcome import LossSums, record_losses
+from ..loss.tally import Tally
 from ..step.signals import Signals
 from ..watch.info import Info
 from ..workers.centered import Centered
@@ -115,7 +114,7 @@ class AtCenter(Workers):
         self.comm.worked(batch.rows)
         self.comm.at(info.step, "training")
         if info.outcome is not None and not self.leads:
-            record_losses(info.outcome, self.strategy.sums)
+            self.strategy.sums.add_outcome(info.outcome)
         self.strategy.used(cast(dict[str, Any], batch.cursor))
         self.strategy.after(info.replica, info.counters, batch.rows, batch.total, info.ends_epoch)
         if self.leads:  # which is saved between updates, and reports what all have learnt by now
@@ -134,16 +133,17 @@ class AtCenter(Workers):
             self._stop_sent = True
             self.strategy.client.call("stop", {"why": why})
 
-    def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
+    def trained(self, tally: Tally) -> Report:
         """Losses of this worker's rows, and of those that others have exchanged; metrics of this one's rows."""
         if self.strategy.center is None:
-            return super().trained(sums, metrics)
+            return super().trained(tally)
         others, rows = self.strategy.center.report()
         now = self.comm.now()
         if self._measured_at is not None and now > self._measured_at:
             self.rates = [count / (now - self._measured_at) for count in rows]
             self._measured_at = now
-        return LossSums.of([sums.totals(), others.totals()]).read(), metrics.compute()
+        tally.losses[0].add_totals(others.totals())
+        return tally.compute()
 
     def has_more_rows(self, info: Info) -> bool:
         """All rows have been used: whether the center has more of them than this worker has reported."""

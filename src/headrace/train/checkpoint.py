@@ -45,8 +45,8 @@ _EPOCH = {"steps": maybe(COUNT), "samples": maybe(COUNT), "batches": maybe(COUNT
 _RATES = [_SCHEDULER | _EPOCH]  # of torch's schedulers, or of a function of the progress
 _GROUP = {"lr": maybe(SCALAR), "initial_lr": maybe(SCALAR)}
 _OPTIMIZER = {"kind": TEXT, "groups": [_GROUP], "names": [[TEXT]], "state": each(DICT), "elsewhere": [TEXT]}
-_TALLY = {"terms": each([SCALAR]), "waiting": each([ANY])}
-_METRICS = each({"task": maybe(DICT), "block": [TENSOR], "sums": each([TENSOR]), "live": each(DICT)})
+_LOSSES = {"terms": each([SCALAR]), "waiting": each([ANY])}
+_METRICS = {"task": maybe(DICT), "block": [TENSOR], "sums": each([TENSOR]), "live": each(DICT)}
 _BEST = {"key": TEXT, "value": SCALAR, "step": COUNT, "keep": [COUNT], "restore": FLAG}
 _REPLICA = {"weights": maybe(each(TENSOR)), "counts": maybe([TENSOR])}
 
@@ -86,8 +86,7 @@ PARTS: dict[str, Shape] = {
 """The parts that all workers have in common, beside "model", which is a file of tensors."""
 OF_WORKER: dict[str, Shape] = {
     "rng": {"python": [ANY], "numpy": DICT, "torch": TENSOR, "cuda": maybe(TENSOR)},
-    "tally": _TALLY,
-    "metrics": _METRICS,
+    "tally": {"losses": each(_LOSSES), "metrics": each(_METRICS)},
     "microbatch": maybe(COUNT),
     "replica": _REPLICA
     | {"strategy": maybe(DICT), "optimizers": maybe(each(_OPTIMIZER)), "trained": maybe(_REPLICA)}

@@ -12,7 +12,6 @@ from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import Reader
 from ..errors import DataError
-from ..loss.outcome import record
 from ..step import config, evaluate
 from ..step.arguments import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted
@@ -284,7 +283,7 @@ class Loop:
         counters.rows, counters.ends_epoch = batch.samples, batch.ends_epoch
         info.outcome, at.cursor = outcome, batch.cursor
         at.done.clear()
-        record(outcome, at.sums, at.metrics)
+        at.tally.add(outcome)
         if self._feeds_objects:
             trainer.updates.touched()
         if batch.rows:  # a worker may have none of a small batch

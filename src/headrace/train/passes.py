@@ -18,6 +18,7 @@ from ..data.shard import WHOLE
 from ..data.source import Source
 from ..loss.objective import Supervised, measured_by, scoring
 from ..loss.outcome import Outcome, as_outcome
+from ..loss.tally import Tally
 from ..step import check, evaluate
 from ..step.arguments import data_sets, source_on
 from ..step.weights import encoding_of
@@ -41,7 +42,7 @@ def validate(
         for objective in trainer.eval_objectives.values():
             objective.prepare(source.streams, {each: check.columns_of(source)})
         if trainer.metrics:
-            check.measurable(trainer.eval_objectives, source.streams, trainer.target, trainer.metrics.parts)
+            check.measurable(trainer.eval_objectives, source.streams, trainer.target, trainer.metrics.by_output)
         row |= score(trainer, source, each, batch_size, limit, callbacks)
     return row
 
@@ -70,9 +71,9 @@ def score(
 ) -> dict[str, Any]:
     """Loss and metrics over data; losses are computed a block at a time where that is the same."""
     objective, team = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer.workers
-    metrics = trainer.metrics.fresh(measured_by(trainer.eval_objectives, trainer.target))
     shares = all(each.splits for each in trainer.eval_objectives.values())  # otherwise each worker scores all rows
-    metrics = team.fresh(metrics) if shares else metrics
+    compared = measured_by(trainer.eval_objectives, trainer.target)
+    tally = team.tally(trainer.metrics, compared) if shares else Tally(trainer.metrics, compared, device=trainer.device)
     joins = not trainer.has_own_evaluate_step and len(trainer.eval_objectives) == 1
     parts = trainer.strategy.parts if shares else 0
     with _once(trainer, source, batch_size, shares, times=parts or 1) as feed:
@@ -87,12 +88,12 @@ def score(
             for batch in batches
         )
         if joined is not None:
-            read, scored = trainer.updates.guard.read, metrics.targets
+            read, scored = trainer.updates.guard.read, tally.targets
             tapes = trainer.updates.answers(objective, bool(callbacks))
             outcomes = evaluate.outcomes_by_block(
                 joined, trainer.model, batches, trainer.precision, read, scored, tapes
             )
-        return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
+        return evaluate.score(outcomes, name, tally, team.scored if shares else team.scored_by_each)
 
 
 def _in_step(trainer: Trainer, feed: Iterable[Batch], call: Callable[[Batch], Any]) -> Iterable[Batch]:

@@ -78,7 +78,7 @@ class Plan:
             for name, source in self.scored.items():
                 objective.check_order(_names(self.train), _names(source), f"the {name}")
         for scored in (objectives, scorers) if metrics else ():
-            check.measurable(scored, self.train.streams, trainer.target, metrics.parts)
+            check.measurable(scored, self.train.streams, trainer.target, metrics.by_output)
 
 
 def _names(source: Source) -> list[str]:

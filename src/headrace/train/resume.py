@@ -50,8 +50,8 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     and workers of another strategy, continue from the weights of the checkpoint. Another number of workers that make
     updates of their own begin their round again. At a center all weights are the center's.
 
-    Of each worker, "tally" and "metrics" are lists of those that it takes over, and "replica" has a "strategy" only if
-    the worker continues where it was.
+    Of each worker, "tally" is a list of those that it takes over, and "replica" has a "strategy" only if the worker
+    continues where it was.
     """
     common, workers = checkpoint.common, checkpoint.workers
     saved = common["strategy"]  # `None` of one worker without a strategy
@@ -60,7 +60,7 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     if strategy.centered and not (is_same and len(workers) == count):
         return _at_the_center(common), _anew_at_center(workers[0], count)
     if strategy.parts and is_same:  # every worker takes what belongs to its parts
-        return common, [_joined(workers[0], workers) | {"tally": [workers[0]["tally"]]}] * count
+        return common, [_joined(workers[0], workers, joint=True)] * count
     if is_same and len(workers) == count:
         complete = [_with_shards(own, workers[0]) for own in workers]
         return common, [_joined(own, [own]) | ({"saved": own} if strategy.centered else {}) for own in complete]
@@ -71,11 +71,10 @@ def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict
     base = {"rng": None, "microbatch": common["step"]["microbatch"], "replica": {}}
     if trained:
         base["replica"] = {"trained": mean_of(trained)}
-    each = [_joined(base, [] if number else measured) for number in range(count)]
+    joint = is_same and strategy.joint  # every worker has the losses of all
+    each = [_joined(base, [] if number else measured, joint) for number in range(count)]
     for state, own in zip(each, workers, strict=False):
         state["rng"] = own["rng"]
-    if is_same and strategy.joint:  # every worker knows the losses of all
-        each[0]["tally"] = each[0]["tally"][:1]
     return common if is_same else common | {"strategy": None}, each
 
 
@@ -89,13 +88,13 @@ def _at_the_center(common: Mapping[str, Any]) -> dict[str, Any]:
 def _anew_at_center(first: WorkerState, count: int) -> list[WorkerState]:
     """Worker 0 keeps what its optimizers remember and what it has measured, the others begin anew."""
     leader = _joined(first | {"replica": {}}, [first]) | {"saved": None}
-    other = {"rng": None, "microbatch": first["microbatch"], "replica": {}, "tally": [], "metrics": [], "saved": None}
+    other = {"rng": None, "microbatch": first["microbatch"], "replica": {}, "tally": [], "saved": None}
     return [leader, *[other] * (count - 1)]
 
 
-def _joined(own: WorkerState, measured: Sequence[WorkerState]) -> WorkerState:
-    """A worker's parts, with what these workers have measured since the last report."""
-    return own | {name: [state[name] for state in measured] for name in ("tally", "metrics")}
+def _joined(own: WorkerState, measured: Sequence[WorkerState], joint: bool = False) -> WorkerState:
+    """A worker's parts, with the tallies of these workers; `joint`: each of them has the losses of all."""
+    return own | {"tally": [each["tally"] | ({"losses": {}} if joint and k else {}) for k, each in enumerate(measured)]}
 
 
 def _with_shards(own: WorkerState, first: WorkerState) -> WorkerState:

@@ -19,7 +19,6 @@ from ..errors import CheckpointError, ConfigError, DataError
 from ..formats.documents import document_of
 from ..length import Counters
 from ..loss.objective import measured_by
-from ..loss.outcome import LossSums
 from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
 from ..step.check import same_encoding
@@ -69,8 +68,8 @@ class Session:
         self.trainer, self.plan, self.info = trainer, plan, info
         self.workers, self.checkpointer = workers, checkpointer
         self.model, self.modules, self.updates = trainer.model, trainer.all_modules, trainer.updates
-        metrics = trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target))
-        self.metrics, self.sums = workers.fresh(metrics), info.sums
+        self.tally = workers.tally(trainer.metrics, measured_by(trainer.objectives, trainer.target))
+        info.sums = self.tally.losses[0]
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(self.modules, self.updates.parameters)
         self.shares: list[float] = []
@@ -113,8 +112,7 @@ class Session:
             replica["progress"] = progress | {"step": {**progress["step"], "optimizers": {}}}
         return {
             "rng": rng.capture(self.trainer.device),
-            "tally": self.sums.state_dict(),
-            "metrics": self.metrics.state_dict(),
+            "tally": self.tally.state_dict(),
             "microbatch": self.updates.microbatch,
             "replica": replica,
         }
@@ -211,8 +209,7 @@ class Session:
             info.extra_numbers = dict(common["noted"])
             info.marks = {name: Best(**mark) for name, mark in common["marks"].items()}
             self.plan.callbacks.load_state_dict(common["callbacks"])
-            self.sums = info.sums = LossSums.joined(resumed.mine["tally"])
-            self.metrics.join(resumed.mine["metrics"], self.trainer.device)
+            self.tally.load(resumed.mine["tally"], self.workers.parts)
 
     def _check_workers(self, before: int) -> None:
         """Raises on a source that other workers cannot go on reading."""
@@ -317,9 +314,9 @@ class Session:
                 "epochs only, where it starts again by itself.",
                 stacklevel=3,
             )
-        if self.metrics.forgetful:
+        if forgotten := self.trainer.metrics.without_state:
             warnings.warn(
-                f"{', '.join(self.metrics.forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
+                f"{', '.join(forgotten)} cannot be saved, for want of state_dict and load_state_dict: "
                 "after a resume within an epoch it counts the rows since then only.",
                 stacklevel=3,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..length import as_count
-from ..loss.by_output import MetricsByOutput
+from ..loss.metrics import Metrics
 from ..loss.objective import measured_by
 from ..step import check, config
 from ..workers.strategy import Strategy
@@ -48,7 +48,7 @@ class BetweenTrainings:
         check_setting(self.name, value)
         _remember(trainer, self.name, value)
         if self.name == "metrics":
-            value = value if isinstance(value, MetricsByOutput) else MetricsByOutput(value)
+            value = value if isinstance(value, Metrics) else Metrics(value)
             trainer.updates.measure(value.output_getters(measured_by(trainer.objectives, trainer.target)))
         vars(trainer)[self.name] = value
 

@@ -78,7 +78,7 @@ class ScheduledTasks:
             return False
         self._trainer.updates.settle()
         self.common = True
-        found = evaluate.report("train", self._at.sums, self._at.metrics, self._workers.trained)
+        found = evaluate.report("train", self._at.tally, self._workers.trained)
         self._info.rates = self._workers.rates
         self._info.history.at(counters).update(found)
         return True

@@ -14,8 +14,8 @@ from ..data.batch import Batch
 from ..data.encoding import Encoding
 from ..data.staging import BatchSize, Sizes
 from ..length import Length, as_count
-from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
+from ..loss.metrics import Metrics, Wanted
 from ..loss.objective import measured_by, module_of
 from ..loss.outcome import Outcome
 from ..step import check, config, evaluate
@@ -76,7 +76,7 @@ class Trainer:
         deterministic: whether torch is limited to deterministic operations during a training.
         nonfinite: "stop", or "skip" an update whose loss or gradient is not finite.
         eval_loss: the loss of validations, if it is another.
-        arena: `False` leaves parameters and buffers in their own memory.
+        arena: `False` leaves parameters in their own memory.
         tape: "auto" replays recorded passes where that is proven to give the same bits, and is faster. `True` raises
             where it cannot be, `False` never records.
         threads: the number of threads that torch uses in this process from now on. The bits of a training depend on it.
@@ -153,7 +153,7 @@ class Trainer:
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.augment = augment
-        self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
+        self.metrics, self.strategy = Metrics(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch, parts=self.strategy.parts)
         if shards or stays_ordinary(model, self.objectives, tape):
             arena = tape = False

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from ..data.shard import WHOLE, Shard
 from ..data.source import Source
 from ..errors import ConfigError, NonFiniteError, WorkerError
 from ..length import Counters, Length
-from ..loss.by_output import MetricsByOutput
-from ..loss.outcome import LossSums
+from ..loss.metrics import Compared, Metrics
+from ..loss.tally import Tally
 from ..step.evaluate import Gather, gathered
 from ..step.signals import Signals
 from ..step.weights import tensors_of
@@ -178,10 +177,10 @@ class Workers:
             info.stopping = info.stopping or why
         return vote.save
 
-    def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
+    def trained(self, tally: Tally) -> Report:
         """Losses and metrics over what was trained since the last report."""
         joint = self.strategy.joint  # of updates that they make together, everybody knows the losses
-        losses, scores, self.rates = self.added_up({0: sums}, metrics, joint, self.rate())
+        losses, scores, self.rates = self.added_up(tally, joint, self.rate())
         return losses, scores
 
     def has_more_rows(self, info: Info) -> bool:
@@ -300,28 +299,30 @@ class Workers:
             self._failure = f"{type(error).__name__}: {error}"
             self.comm.report_error(error)
 
-    def fresh(self, metrics: MetricsByOutput) -> MetricsByOutput:
-        """Metrics of which every worker sees a part."""
-        if self.strategy.parts:
-            metrics.split(self.strategy.shard.mine)
-        if self.in_step or self.strategy.parts:
-            metrics.hold()
-        return metrics
+    @property
+    def parts(self) -> range | None:
+        """The parts of each batch that belong to this worker, if batches are cut into parts."""
+        return self.strategy.shard.mine if self.strategy.parts else None
+
+    def tally(self, metrics: Metrics, compared: Callable[[str], Compared]) -> Tally:
+        """Adds up the losses and metrics of rows that the workers share."""
+        shared = self.in_step or bool(self.strategy.parts)
+        return Tally(metrics, compared, device=self.device, shared=shared)
 
     def cut(self, batch: Batch) -> list[Batch]:
         """The parts of a batch that this worker scores, one after the other."""
         return self.strategy.shard.parts_of(batch)
 
-    def scored(self, sums: Mapping[int, LossSums], metrics: MetricsByOutput) -> Report:
-        """Losses and metrics over data that were scored, each worker's part of them; `sums` by parts of batches."""
-        losses, scores, _ = self.added_up(sums, metrics)
+    def scored(self, tally: Tally) -> Report:
+        """Losses and metrics over data of which each worker has scored a part."""
+        losses, scores, _ = self.added_up(tally)
         self.rate()  # the time that it took is no time of the training
         return losses, scores
 
-    def scored_by_each(self, sums: Mapping[int, LossSums], metrics: MetricsByOutput) -> Report:
+    def scored_by_each(self, tally: Tally) -> Report:
         """Losses and metrics over data that every worker has scored completely."""
         self.rate()
-        return sums[0].read(), metrics.compute()
+        return tally.compute()
 
     def rate(self) -> float:
         """Rows a second of this worker since the last call."""
@@ -331,20 +332,17 @@ class Workers:
         return rate
 
     def added_up(
-        self, sums: Mapping[int, LossSums], metrics: MetricsByOutput, joint: bool = False, fact: Any = None
+        self, tally: Tally, joint: bool = False, fact: Any = None
     ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
         """Losses and metrics over what all workers have seen, and a `fact` of each; `joint`: all know all losses."""
         if not (self.in_step or self.strategy.parts):
-            return sums[0].read(), metrics.compute(), []
-        totals = [[part, each.totals()] for part, each in sums.items()]
-        gathered = self.comm.gather([totals, metrics.state_dict() if metrics else None, fact])
+            return *tally.compute(), []
+        gathered = self.comm.gather([tally.state_dict(losses=self.comm.leader or not joint), fact])
 
         def add_up() -> list[Any]:
             assert gathered is not None
-            scores = metrics.compute_of([state for _, state, _ in gathered], self.device) if metrics else {}
-            parts = [pair for totals, _, _ in gathered[: 1 if joint else None] for pair in totals]
-            losses = LossSums.of([totals for _, totals in sorted(parts, key=itemgetter(0))]).read()
-            return [losses, scores, [fact for _, _, fact in gathered]]
+            tally.load([state for state, _ in gathered])
+            return [*tally.compute(), [fact for _, fact in gathered]]
 
         losses, scores, facts = by_leader(self.comm, add_up)
         return losses, scores, facts

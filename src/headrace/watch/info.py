@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..length import Counters, Length, interval
 from ..loss.objective import Objective, Supervised
-from ..loss.outcome import LossSums
+from ..loss.tally import LossSums
 from ..step.evaluate import mode
 from ..store import rng
 from .history import History
@@ -140,7 +140,7 @@ class Info:
 
         Of several workers, over the rows of this one, unless they share updates.
         """
-        found = LossSums.joined([self.sums.state_dict()]).read()  # to read the sums themselves would round them
+        found = LossSums().load([self.sums.state_dict()]).read()  # to read the sums themselves would round them
         return {name or "total_loss": mean for name, mean in found.items()}
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError, WorkerError
-from ..loss.outcome import LossSums
+from ..loss.tally import LossSums
 
 _ALIGNED = 16  # bytes: what the largest element needs
 Body = dict[str, Any]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arena.replica import Replica
 from ..errors import ConfigError
 from ..length import Counters, Length, interval
-from ..loss.outcome import LossSums
+from ..loss.tally import LossSums
 from .center import Body, Center, HostWeights, Leases, Rows, joined
 from .connection import CenterClient
 from .strategy import State, Strategy
@@ -169,7 +169,7 @@ class Centered(Strategy, ABC):
     def _load_own(self, own: Mapping[str, Any]) -> None:
         self.unsent_rows, self._due = int(own["rows"]), bool(own["due"])
         self._used = [(int(start), int(stop)) for start, stop in own["used"]]
-        self.sums.load_state_dict(own["terms"])
+        self.sums.load([own["terms"]])
         counters = self._counters
         counters.steps, counters.samples, counters.epochs = map(int, own["counters"])
         self.progress = dict(own["progress"]) | {"stop": ""}

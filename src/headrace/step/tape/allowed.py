@@ -51,7 +51,7 @@ _MAKERS = _names("""
     tril_indices triu_indices is_tensor no_grad enable_grad finfo iinfo Size Tensor device
 """)
 _OF_BATCHES = {"rows", "fields"}
-CHANGING = {"cursor", "ends_epoch", "samples", "whole"}
+CHANGING = {"cursor", "ends_epoch", "samples", "macrobatch"}
 """Attributes of batches that differ from one to the next like it."""
 _BY_TEXT = {"format", "format_map"}
 """Methods of texts that read attributes by names in a text."""

@@ -55,8 +55,6 @@ class Proof:
 
     def __init__(self, state: PassState) -> None:
         self.problem = state.problem
-        self.reads_memory = ""
-        """Why not even `tape=True` can record the pass: it reads the numbers of a tensor outside of operations."""
         self._state, self._collects = state, False
         self._ran: list[str] = []  # problems without a line of the user's
         self._users: dict[tuple[int, int], Code] = {}  # by id, since codes of two functions may be equal
@@ -126,8 +124,7 @@ class Proof:
                 self._read(called, frame)
 
     def _read(self, called: str, frame: types.FrameType) -> None:
-        self.reads_memory = self.reads_memory or f"{called}() is called by {where(frame.f_code, frame.f_lineno)}"
-        self._note(self.reads_memory)
+        self._note(f"{called}() is called by {where(frame.f_code, frame.f_lineno)}")
 
     def _note(self, problem: str) -> None:
         self.problem = self.problem or problem
@@ -145,8 +142,6 @@ class Proof:
         reads = reads_of(code)
         for what, line in reads.changes:
             self._note(f"{where(code, line)} {what}")
-            if what == "catches an error":
-                self.reads_memory = self.reads_memory or f"{where(code, line)} {what}"
         for kind in self._state.kinds:
             for name, value in kind.__dict__.items():
                 if any(each.__code__ is code for each in functions_in(value)):

@@ -1,6 +1,5 @@
 """Records a pass: every operation as torch dispatches it, and where its arguments come from."""
 
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +105,11 @@ class Recording(TorchDispatchMode):
         for name, tensor in given.items():
             self._learn(tensor, given=name)
 
+    @property
+    def draws(self) -> bool:
+        """Whether an operation draws random numbers."""
+        return any(call.random for call in self.calls)
+
     def end_forward(self, terms: Mapping[str, Any], outputs: Any) -> None:
         """The forward pass has given these terms and outputs."""
         self.forward_calls = len(self.calls)
@@ -157,16 +161,7 @@ class Recording(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.problem:
-            return function(*args, **kwargs)
-        looks_on = sys.getprofile()
-        if not callable(looks_on):  # nobody, or a profiler of another kind
-            return self._record(function, args, kwargs)
-        sys.setprofile(None)  # what happens here is no Python of the pass's
-        try:
-            return self._record(function, args, kwargs)
-        finally:
-            sys.setprofile(looks_on)
+        return function(*args, **kwargs) if self.problem else self._record(function, args, kwargs)
 
     def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes an operation, and notes it."""

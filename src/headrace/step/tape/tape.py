@@ -27,7 +27,7 @@ class Tape:
         self._terms = [(name, t.weight, (t.coefficient, t.times, t.counts, t.summed)) for name, t in terms.items()]
         self.weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)
         """Whether a batch has to be looked at for the weight of a term: of one, if at all."""
-        self.random = program.random
+        self.draws = program.random
         """Whether it draws random numbers."""
         self.fills = fills
         """Whether it writes every gradient that is stored in a vector, whatever stood there."""

@@ -71,8 +71,8 @@ class PassKind:
 class Tapes:
     """The passes of one optimizer's updates: those left to torch, and replays of those that are proven and quicker.
 
-    Both give the same bits. `wanted`: "auto", `True` (what cannot be recorded is an error) or `False`. `note` says what
-    has been decided, and why.
+    Both give the same bits. `wanted`: "auto", `True` (a pass that is not replayed is an error) or `False`. `note` says
+    what has been decided, and why.
     """
 
     def __init__(
@@ -149,13 +149,11 @@ class Tapes:
         return outputs_of(self.learn(kind, batch, True, eager, lambda tape, batch: tape.forward(batch)))
 
     def end_epoch(self) -> None:
-        """One pass of each kind is compared with torch's again; kinds that are rare in an epoch are forgotten."""
+        """One pass of each kind is compared with torch's again."""
         self._last, self._of_macrobatch = None, (None, None, 0)
-        for key, kind in list(self._kinds.items()):
+        for kind in self._kinds.values():
             if kind.tape is not None:
                 kind.due = max(1, kind.due)
-            elif not kind.refused and kind.seen <= SEEN:
-                del self._kinds[key]
 
     def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
@@ -171,8 +169,12 @@ class Tapes:
             return self._timed(kind, part, eager)
         start = time.perf_counter()
         before = self._snapshot()
-        records = kind.tape is None
-        terms = self._record(kind, part, before, eager, first) if records else self._timed(kind, part, eager)
+        if kind.state is None:
+            terms = self._prove(kind, part, eager)
+        elif kind.tape is None:
+            terms = self._record(kind, part, before, eager, first)
+        else:
+            terms = self._timed(kind, part, eager)
         if kind.tape is not None:
             self._compare(kind, part, before, terms, replay)
         self._spent_s += time.perf_counter() - start
@@ -194,44 +196,56 @@ class Tapes:
 
     # --- recording ----------------------------------------------------------------------------------------
 
-    def _record(self, kind: PassKind, part: Batch, before: Snapshot, eager: Eager, first: bool) -> Mapping[str, Term]:
-        """A pass by torch. The first of a kind is proven, the next one is recorded.
-
-        What is recorded beside the pass that counts is called a second time, which nothing may notice. With
-        `tape=True` the pass that counts is itself recorded, at once.
-        """
-        insists, is_proven = self.wanted is True, kind.state is not None
-        state = kind.state or PassState(self._model, self._objective)
+    def _prove(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
+        """The first pass of a kind, by torch: whether those like it may be recorded."""
+        state = PassState(self._model, self._objective)
+        proof, gradients = Proof(state), self._gradients()
         if problem := self._obstacle(state):
             self._refuse(problem, kind)
             return eager(part, None, True)
-        params = list(self._model.parameters())
-        gradients = [p.grad for p in params] if self._arena is not None else []
-        recording, proof = self._recording(part, [*params, *state.tensors], gradients), Proof(state)
-        with nullcontext() if is_proven else proof:
-            terms = eager(part, recording if insists else None, True)
-        if not is_proven:
-            proof.conclude()
-        if self._arena is not None and not any(float(term.weight) for term in terms.values()):
-            kind.forget()  # a batch that teaches nothing does not show the backward pass
-            return terms
-        recording.end()
-        problem = proof.reads_memory if insists else proof.problem or recording.problem
-        if not problem and not state.holds():
-            problem = "a pass changes what the model holds"
-        if not problem and any(p.grad is not was for p, was in zip(params, gradients, strict=False)):
-            problem = "a pass exchanges a gradient"
-        if not problem and gradients and any(tensor.requires_grad for tensor in state.others(params)):
-            problem = "a tensor with a gradient is no parameter of the model"
-        if not problem and (is_proven or insists):
-            problem = self._make_tape(kind, part, before, terms, None if insists else eager, recording, first, state)
-            if not problem:
-                self._keep_other_gradients(state, recording, params)
-        if problem:
+        with proof:
+            terms = eager(part, None, True)
+        proof.conclude()
+        if not self._teaches(terms):
+            kind.forget()
+        elif problem := proof.problem or self._changes(state, gradients):
             self._refuse(problem, kind)
         else:
             kind.state = state
         return terms
+
+    def _record(self, kind: PassKind, part: Batch, before: Snapshot, eager: Eager, first: bool) -> Mapping[str, Term]:
+        """The next pass, by torch. If it has changed nothing, it is made a second time to be recorded."""
+        state, gradients = kind.state, self._gradients()
+        assert state is not None
+        problem = self._obstacle(state)
+        terms = eager(part, None, True)
+        if not problem and not self._teaches(terms):
+            kind.forget()
+            return terms
+        problem = problem or self._changes(state, gradients)
+        if problem := problem or self._make_tape(kind, part, before, terms, eager, first, state):
+            self._refuse(problem, kind)
+        return terms
+
+    def _gradients(self) -> list[Tensor | None]:
+        """The gradients of the model's parameters, if it is trained."""
+        return [param.grad for param in self._model.parameters()] if self._arena is not None else []
+
+    def _teaches(self, terms: Mapping[str, Term]) -> bool:
+        """Whether there is a backward pass, if the model is trained."""
+        return self._arena is None or any(float(term.weight) for term in terms.values())
+
+    def _changes(self, state: PassState, gradients: Sequence[Tensor | None]) -> str:
+        """What a pass has changed that it must not change, if anything."""
+        params = list(self._model.parameters())
+        if not state.holds():
+            return "a pass changes what the model holds"
+        if any(param.grad is not was for param, was in zip(params, gradients, strict=False)):
+            return "a pass exchanges a gradient"
+        if gradients and any(tensor.requires_grad for tensor in state.others(params)):
+            return "a tensor with a gradient is no parameter of the model"
+        return ""
 
     def _obstacle(self, state: PassState) -> str:
         """Why no pass can be recorded now, if none can."""
@@ -239,13 +253,14 @@ class Tapes:
             return "not all parameters are stored in a vector: single numbers and sparse gradients are not"
         return "" if state.is_plain() else "hooks, autocast or a mode of torch change what operations do"
 
-    def _recording(self, part: Batch, fixed: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Recording:
+    def _recording(self, part: Batch, state: PassState) -> Recording:
         """A recording of a pass, which may write into buffers that share memory with nothing else."""
         streams = {f"x{k}": value for k, value in enumerate(part.fields.values())}
+        fixed = [*self._model.parameters(), *state.tensors]
         memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
         buffers = list(self._model.buffers())
         writable = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
-        present = [each for each in gradients if each is not None]
+        present = [each for each in self._gradients() if each is not None]
         return Recording(streams, [*fixed, *buffers], writable, present)  # type: ignore[arg-type]
 
     def _make_tape(
@@ -254,26 +269,21 @@ class Tapes:
         part: Batch,
         before: Snapshot,
         terms: Mapping[str, Term],
-        eager: Eager | None,
-        recording: Recording,
+        eager: Eager,
         first: bool,
         state: PassState,
     ) -> str:
-        """Makes the tape of a pass that has been made; why there is none, if there is none.
-
-        With `eager` the pass is recorded now, a second time, since some operations compute in another way meanwhile.
-        """
-        problem, is_auto = "", self.wanted == "auto"
-        if eager is not None:
-            problem = self._made_twice(before, terms, lambda: eager(part, recording, False), others=state.memory())
-            recording.end()
+        """Makes the tape of a pass, which is made a second time; why there is none, if there is none."""
+        recording, is_auto = self._recording(part, state), self.wanted == "auto"
+        problem = self._made_twice(before, terms, lambda: eager(part, recording, False), recording, state.memory())
+        recording.end()
+        if problem := recording.problem or problem:
+            return problem
         made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
-        if recording.problem or problem:
-            return recording.problem or problem
         beside = SMALL * len(recording.calls)
         if is_auto and (sum(made) > MADE + 8 * beside or max(made, default=0) > LARGEST):
             return TOO_LARGE
-        after, draws = self._snapshot(), any(call.random for call in recording.calls)
+        after, draws = self._snapshot(), recording.draws
         before.restore(draws)
         found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
         try:
@@ -281,6 +291,7 @@ class Tapes:
             fills = self._arena is not None and self._arena.addresses <= program.fills
             kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
             problem = TOO_LARGE if is_auto and program.nbytes > LARGEST + beside else ""
+            self._keep_other_gradients(state, recording)
         except Exception as error:  # torch's pass has been made, and counts
             problem = f"{type(error).__name__} while it was built: {error}"
         after.restore(draws)
@@ -291,11 +302,11 @@ class Tapes:
         params = [] if self._arena is None else self._arena.params
         return [param.grad for param in params if param.grad is not None]
 
-    def _keep_other_gradients(self, state: PassState, recording: Recording, params: Sequence[Tensor]) -> None:
+    def _keep_other_gradients(self, state: PassState, recording: Recording) -> None:
         """Gradients of parameters that the optimizer does not have stay where they are, if a pass adds to them."""
         written = {value.root for call in recording.calls for value in call.writes}
         homed = set(map(id, self._homed()))
-        for param in params if self._arena is not None else ():
+        for param in self._model.parameters() if self._arena is not None else ():
             if param.grad is not None and id(param.grad) not in homed and recording.value_of(param.grad) in written:
                 state.keeps_gradient(param)
 
@@ -306,20 +317,21 @@ class Tapes:
         before: Snapshot,
         terms: Mapping[str, Term],
         make: Callable[[], Mapping[str, Term]],
-        draws: bool | None = None,
+        source: Recording | Tape,
         others: Sequence[Tensor] = (),
     ) -> str:
         """Makes a pass a second time, which changes nothing; how it differs from the first, if it does.
 
-        `draws`: whether it draws random numbers, if that is known. `others` are tensors that it may write into.
+        `source`: the tape that it is made from, or the recording that it is made for, which tells only afterwards
+        whether it draws random numbers. `others` are tensors that it may write into.
         """
         after = self._snapshot(others)
-        draws = not before.drew_as(after) if draws is None else draws
+        draws = source.draws if isinstance(source, Tape) else not before.drew_as(after)
         before.restore(draws)
         second = make()
         found = self._snapshot()
         same = same_terms(terms, second) and after.equals(found)
-        is_disturbed = draws and not after.drew_as(found)
+        is_disturbed = source.draws and not after.drew_as(found)
         after.restore(draws)
         return DRAWN if is_disturbed else "" if same else DIFFERS
 
@@ -338,11 +350,11 @@ class Tapes:
 
         def make_last() -> Mapping[str, Term]:
             make()  # perhaps its memory was in no cache
-            before.restore(tape.random)
+            before.restore(tape.draws)
             return make()
 
         is_last = kind.due == 1 and not kind.replays
-        problem = self._made_twice(before, terms, make_last if is_last else make, tape.random)
+        problem = self._made_twice(before, terms, make_last if is_last else make, tape)
         ratio = kind.replay_s / kind.eager_s
         if problem == DRAWN:
             self._refuse(DRAWN, kind)
