@@ -181,7 +181,8 @@ class _Sender:
         self._thread.start()
 
     def wake(self) -> None:
-        self._due.set()
+        if not self._due.is_set():
+            self._due.set()
 
     def end(self, limit_s: float) -> bool:
         """Sends what is left; whether that was over in time."""
@@ -231,6 +232,8 @@ class MLflow(Tracker):
     `params`: parameters of your own beside the settings; `artifacts`: files and directories that are uploaded when the
     training ends.
     """
+
+    _looks_on = True
 
     def __init__(
         self,
@@ -317,6 +320,8 @@ class WandB(Tracker):
     step on: send the last one. `params`: of your own, in the config beside the settings; `artifacts`: files and
     directories that are uploaded when the training ends.
     """
+
+    _looks_on = True
 
     def __init__(
         self,
