@@ -31,6 +31,8 @@ LARGEST = 16 << 20
 """Bytes of gradients or of planned memory from which on a pass of few operations is arithmetic, and saves little."""
 SMALL = 32 << 10
 """Bytes that each operation may have beside: a pass of many small operations is not large for that."""
+PRODUCTS = 1 << 28
+"""Products of rows and weights of linear layers from which on a pass is arithmetic: to record it takes a few passes."""
 MADE = 8 * LARGEST
 """Bytes of all that a pass makes from which on it is not even tried."""
 KINDS = 32
@@ -93,6 +95,7 @@ class Tapes:
         """Whether anybody may change the model between two passes of `outputs`."""
         self._of_macrobatch: tuple[Tape | None, Any, int] = None, None, 0  # for its next batch, if that is alike
         self._start, self._spent_s = time.perf_counter(), 0.0
+        self._weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
         self.possible = wanted is not False
         if self.possible and device.type != "cpu":
             self._refuse(f"the model is on {device}")
@@ -121,6 +124,8 @@ class Tapes:
             self._last = likeness, self._kinds.setdefault(likeness, PassKind())
         kind = self._last[1]
         kind.seen += 1
+        if kind.seen == 1 and self.wanted == "auto" and part.rows * self._weights > PRODUCTS:
+            self._refuse(TOO_LARGE, kind)
         return None if kind.refused else kind
 
     def outputs(self, batch: Batch, call: Callable[[Batch], Any]) -> Any:
