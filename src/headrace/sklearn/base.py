@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..errors import ConfigError, unknown
 from ..loss.base import Loss
@@ -273,11 +274,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
 def _on_host(state: Any) -> Any:
     """A copy of an optimizer's state without memory of a device: whoever reads it may have no such device."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {key: _on_host(value) for key, value in state.items()}
-    return [*map(_on_host, state)] if isinstance(state, list) else state
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
 def _is_share(validation: Any) -> bool:

@@ -1,10 +1,11 @@
 """`headrace checkpoint list`, `verify` and `export`: what a run has saved."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, RunError
 from ...store.named import run_path
+from .options import Which
 from .output import iso_time, print_result, short_time
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def export(
     /,
     *,
     out: Path | None = None,
-    which: int | Literal["best", "last"] | None = None,
+    which: Which = None,
     json: bool = False,
 ) -> int:
     """Writes the weights of a checkpoint as one file of safetensors, for other programs.

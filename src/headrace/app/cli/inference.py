@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import ConfigError
-from .options import DEFAULT_WEIGHTS, Count, Weights, check_ending
+from .options import HOW_MADE, Count, HowMade, Which, check_ending
 from .output import numbers, print_result
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ def validate(
     /,
     *,
     on: Literal["val", "test"] = "val",
-    weights: Weights = DEFAULT_WEIGHTS,
+    which: Which = None,
     batch_size: Count | None = None,
-    json: bool = False,
+    how: HowMade = HOW_MADE,
 ) -> int:
     """Prints the loss and the metrics of the weights of a run.
 
@@ -31,16 +31,16 @@ def validate(
         run: the directory of a run
         data: a file, instead of the recipe's own data
         on: which of the recipe's data to use, and how the scores are named
+        which: best, last or a step (the best if a callback marked one, else the last)
         batch_size: rows that the model sees at once
-        json: print JSON, for a program to read
     """
-    made = weights.load(run)
-    scored = getattr(made.open_data(), on) if data is None else made.read(data, on)
+    loaded = how.load(run, which)
+    scored = getattr(loaded.open_data(), on) if data is None else loaded.read(data, on)
     if scored is None:
         raise ConfigError(f"the recipe has no {on} data. Name a file: headrace validate RUN DATA.")
-    scores = made.trainer.validate(scored, on, batch_size=batch_size)
-    text = "\n".join([f"the weights of step {made.step}", *numbers(scores)])
-    print_result(json, {"step": made.step, **scores}, text)
+    scores = loaded.trainer.validate(scored, on, batch_size=batch_size)
+    text = "\n".join([f"the weights of step {loaded.step}", *numbers(scores)])
+    print_result(how.json, {"step": loaded.step, **scores}, text)
     return 0
 
 
@@ -50,9 +50,9 @@ def predict(
     /,
     *,
     out: Path,
-    weights: Weights = DEFAULT_WEIGHTS,
+    which: Which = None,
     batch_size: Count | None = None,
-    json: bool = False,
+    how: HowMade = HOW_MADE,
 ) -> int:
     """Writes the model's predictions for every row of a file.
 
@@ -60,8 +60,8 @@ def predict(
         run: the directory of a run
         data: a file: .npy .npz .arrow .parquet .csv .ctf; targets may be missing
         out: what to write: .arrow .csv .npy .parquet
+        which: best, last or a step (the best if a callback marked one, else the last)
         batch_size: rows that the model sees at once
-        json: print JSON, for a program to read
     """
     check_ending(out, ENDINGS, "--out")
     from ...formats.write import check_place
@@ -72,17 +72,17 @@ def predict(
     from ...adapters.compose import head
     from ..predict import outputs_in
 
-    made = weights.load(run)
-    rows = made.read(data, "predict", targets=False)
+    loaded = how.load(run, which)
+    rows = loaded.read(data, "predict", targets=False)
     if len(rows):
         with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
-            _write(made.predict(head(rows, 1)), Path(room, f"first{out.suffix}"))
-    found = made.predict(rows, batch_size=batch_size)
+            _write(loaded.predict(head(rows, 1)), Path(room, f"first{out.suffix}"))
+    found = loaded.predict(rows, batch_size=batch_size)
     _write(found, out)
     columns = outputs_in(found) if out.suffix.lower() == ".npy" else [stream.name for stream in found.streams]
-    document = {"file": str(out), "rows": len(rows), "step": made.step, "columns": columns}
-    text = f"{out}: {', '.join(columns)} of {len(rows):,} rows, by the weights of step {made.step}"
-    print_result(json, document, text)
+    document = {"file": str(out), "rows": len(rows), "step": loaded.step, "columns": columns}
+    text = f"{out}: {', '.join(columns)} of {len(rows):,} rows, by the weights of step {loaded.step}"
+    print_result(how.json, document, text)
     return 0
 
 

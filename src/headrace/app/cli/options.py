@@ -117,29 +117,44 @@ Count = Annotated[int, Parameter(validator=Number(gte=1))]
 """A number that is greater than 0."""
 
 
+Which = int | Literal["best", "last"] | None
+"""The weights of a run: best, last or those of a step."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Which weights of a run to use, and what makes their model.
+class HowMade:
+    """What makes the model and the data of a run, and how the answer is printed.
 
     Args:
-        which: best, last or a step (the best if a callback marked one, else the last)
-        recipe: file.py or file.py:function, which makes the model
+        recipe: file.py or file.py:function, which the run was trained with
         trust: instead of --recipe: execute the copy of the recipe in the run, which is code
+        json: print JSON, for a program to read
     """
 
-    which: int | Literal["best", "last"] | None = None
     recipe: str | None = None
     trust: bool = False
+    json: bool = False
 
-    def load(self, run: str) -> "Recipe":
+    @property
+    def is_named(self) -> bool:
+        return self.trust or self.recipe is not None
+
+    def load(self, run: str, which: Which) -> "Recipe":
         """The recipe of a run with these weights."""
         from ..recipe import load
 
-        return load(run, recipe=self.recipe, which=self.which, trust=self.trust)
+        return load(run, recipe=self.recipe, which=which, trust=self.trust)
+
+    def again(self, run: str | Path) -> "Recipe":
+        """The recipe of a run as it was before the run."""
+        from ...store.named import run_path
+        from ..recipe import made_again
+
+        return made_again(run_path(run), self.recipe, self.trust)
 
 
-DEFAULT_WEIGHTS = Weights()
+HOW_MADE = HowMade()
 
 
 class UsageError(ConfigError):

@@ -1,47 +1,14 @@
 """`headrace when`, `why`, `diff`, `verify` and `without`: what can be found out from a run."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from .options import Count, UsageError
+from .options import HOW_MADE, Count, HowMade, UsageError
 from .output import print_result
 
 if TYPE_CHECKING:
     from ...record.record import Record
-    from ..recipe import Recipe
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """What makes the trainer and the data of a run, and how the answer is printed.
-
-    Args:
-        recipe: file.py or file.py:function, which the run was trained with
-        trust: instead of --recipe: execute the copy of the recipe in the run, which is code
-        json: print JSON, for a program to read
-    """
-
-    recipe: str | None = None
-    trust: bool = False
-    json: bool = False
-
-    @property
-    def is_given(self) -> bool:
-        return self.trust or self.recipe is not None
-
-    def make(self, run: str | Path) -> "Recipe":
-        """The recipe of a run, made again."""
-        from ...store.named import run_path
-        from ..recipe import made_again
-
-        return made_again(run_path(run), self.recipe, self.trust)
-
-
-PLAINLY = How()
 
 
 def _record(run: str) -> "Record":
@@ -50,7 +17,7 @@ def _record(run: str) -> "Record":
     return record.Record(run)
 
 
-def when(run: str, /, *, step: Count | None = None, row: int | None = None, how: How = PLAINLY) -> int:
+def when(run: str, /, *, step: Count | None = None, row: int | None = None, how: HowMade = HOW_MADE) -> int:
     """Shows rows of an update, or updates that used a row. Only a mix of tables needs the recipe.
 
     Args:
@@ -60,14 +27,14 @@ def when(run: str, /, *, step: Count | None = None, row: int | None = None, how:
     """
     if (step is None) == (row is None):
         raise UsageError("say --step N for the rows of an update, or --row N for the updates that used a row.")
-    record, train = _record(run), how.make(run).train if how.is_given else None
+    record, train = _record(run), how.again(run).train if how.is_named else None
     found = record.when(row, train) if row is not None else record.rows(step or 0, train)
     what = "steps" if step is None else "rows"
     print_result(how.json, {what: found}, f"{what}: {', '.join(map(str, found)) or 'none'}")
     return 0
 
 
-def why(run: str, /, *, step: Count | None = None, report: bool = False, how: How = PLAINLY) -> int:
+def why(run: str, /, *, step: Count | None = None, report: bool = False, how: HowMade = HOW_MADE) -> int:
     """Makes an update again, and shows its loss by rows, and the norms of its gradient.
 
     Args:
@@ -79,8 +46,8 @@ def why(run: str, /, *, step: Count | None = None, report: bool = False, how: Ho
     step = step or max([(loss - median, at) for at, loss, median in record.spikes], default=(0.0, 0))[1]
     if not step:
         raise UsageError("say --step N: no SpikeGuard has noted a spike in this run.")
-    made = how.make(run)
-    found = record.why(step, made.trainer, made.train, **made.fit)
+    recipe = how.again(run)
+    found = record.why(step, recipe.trainer, recipe.train, **recipe.fit)
     if report:
         from ...watch.report import write
 
@@ -90,7 +57,7 @@ def why(run: str, /, *, step: Count | None = None, report: bool = False, how: Ho
     return 0 if found.exact is not False else 1
 
 
-def diff(run: str, other: str, /, *, how: How = PLAINLY) -> int:
+def diff(run: str, other: str, /, *, how: HowMade = HOW_MADE) -> int:
     """Shows the first difference of two runs; with the recipe, also the first update and tensor that differ.
 
     Args:
@@ -99,15 +66,15 @@ def diff(run: str, other: str, /, *, how: How = PLAINLY) -> int:
     """
     from ...record.diff import diff as first_difference
 
-    made = [how.make(each) for each in (run, other)] if how.is_given else []
-    parts: Any = zip(*((each.trainer, each.train) for each in made), strict=True)
-    found = first_difference(run, other, *parts, **(made[0].fit if made else {}))
+    recipes = [how.again(each) for each in (run, other)] if how.is_named else []
+    parts: Any = zip(*((each.trainer, each.train) for each in recipes), strict=True)
+    found = first_difference(run, other, *parts, **(recipes[0].fit if recipes else {}))
     print_result(how.json, asdict(found), str(found))
     return 1 if found else 0
 
 
 def verify(
-    run: str, /, *, segments: int = 3, key: Path | None = None, out: Path | None = None, how: How = PLAINLY
+    run: str, /, *, segments: int = 3, key: Path | None = None, out: Path | None = None, how: HowMade = HOW_MADE
 ) -> int:
     """Checks all hashes of a run, and makes stretches between checkpoints again.
 
@@ -119,8 +86,8 @@ def verify(
     """
     if segments < 0:
         raise UsageError(f"--segments is 0 or more, got {segments}.")
-    made = how.make(run) if segments else None
-    parts: Any = {"trainer": made.trainer, "train": made.train, **made.fit} if made else {}
+    recipe = how.again(run) if segments else None
+    parts: Any = {"trainer": recipe.trainer, "train": recipe.train, **recipe.fit} if recipe else {}
     found = _record(run).verify(segments=segments, key=key, **parts)
     if out is not None:
         found.write(out)
@@ -128,7 +95,7 @@ def verify(
     return 0 if found.ok else 1
 
 
-def without(of: str, /, *, rows: str, run: str, how: How = PLAINLY) -> int:
+def without(of: str, /, *, rows: str, run: str, how: HowMade = HOW_MADE) -> int:
     """Trains a run again from before some rows were first used, with weight 0 for them.
 
     Args:
@@ -138,8 +105,10 @@ def without(of: str, /, *, rows: str, run: str, how: How = PLAINLY) -> int:
     """
     if not all(each.strip().isdecimal() for each in rows.split(",")):
         raise UsageError(f"--rows is numbers of rows, as in 13579,7; got {rows!r}.")
-    made = how.make(of)
-    last = _record(of).without(list(map(int, rows.split(","))), made.trainer, made.train, run=run, **made.fit).last
+    recipe = how.again(of)
+    last = (
+        _record(of).without(list(map(int, rows.split(","))), recipe.trainer, recipe.train, run=run, **recipe.fit).last
+    )
     from ..find import copy_recipe
 
     copy_recipe(Path(of), Path(run))
