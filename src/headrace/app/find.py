@@ -50,8 +50,8 @@ def find_recipe(name: str) -> Callable[..., Any]:
 
 
 def _returns_recipe(value: Any) -> bool:
-    said = getattr(value, "__annotations__", {}).get("return")
-    return callable(value) and (said in _MADE or getattr(said, "__qualname__", "") == "Recipe")
+    annotation = getattr(value, "__annotations__", {}).get("return")
+    return callable(value) and (annotation in _MADE or getattr(annotation, "__qualname__", "") == "Recipe")
 
 
 def located(name: str) -> str:
@@ -205,10 +205,12 @@ def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and is_of_run(path):
-            said += ". A run keeps only the file of its recipe: name the recipe where its modules are, --recipe file.py"
-        raise ConfigError(f"{path} cannot be imported: {said}\n  {_place(error)}") from error
+            message += (
+                ". A run keeps only the file of its recipe: name the recipe where its modules are, --recipe file.py"
+            )
+        raise ConfigError(f"{path} cannot be imported: {message}\n  {_place(error)}") from error
 
 
 def _place(error: Exception) -> str:

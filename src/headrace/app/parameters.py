@@ -71,7 +71,7 @@ def described(function: Callable[..., Any]) -> dict[str, str]:
 
 def check_parameters(function: Callable[..., Any]) -> None:
     """Raises unless every parameter of a recipe has a type, and the docstring says what it is."""
-    said, file, line = described(function), function.__code__.co_filename, function.__code__.co_firstlineno
+    descriptions, file, line = described(function), function.__code__.co_filename, function.__code__.co_firstlineno
     if loose := [each for each in inspect.signature(function).parameters.values() if each.kind in _LOOSE]:
         raise ConfigError(
             f"{file}: {function.__name__} takes {loose[0]}, which cannot be options of the command line. Name "
@@ -84,7 +84,7 @@ def check_parameters(function: Callable[..., Any]) -> None:
                 f"{where} has no type, and each parameter is an option of the command line. Write "
                 f"{_with_type(parameter)}."
             )
-        if name not in said:
+        if name not in descriptions:
             raise ConfigError(
                 f"{where} is not described in the docstring, which is the help of its option. Write "
                 f'there, under "Args:", "{name}: what it is."'
@@ -146,8 +146,8 @@ def check_default(parameter: Parameter) -> None:
         try:
             as_type(parameter.kind, plain(parameter.default), parameter.name)
         except MisfitError:
-            said = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
-            raise ConfigError(f"the recipe takes what cannot be an option of the command line: {said}.") from None
+            message = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
+            raise ConfigError(f"the recipe takes what cannot be an option of the command line: {message}.") from None
 
 
 def as_type(kind: Any, given: Any, name: str = "") -> Any:

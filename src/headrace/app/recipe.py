@@ -256,8 +256,10 @@ def run_recipe(training: Training) -> Trained:
     except CheckpointError as error:
         if run is not None and (changed := changed_arguments(run_path(run), training.arguments)):
             listed = "\n  ".join(changed)
-            said = f"the recipe is given other values than the run has:\n  {listed}\nGive those, or name another run."
-            raise type(error)(f"{said} As it is, {error}") from error
+            message = (
+                f"the recipe is given other values than the run has:\n  {listed}\nGive those, or name another run."
+            )
+            raise type(error)(f"{message} As it is, {error}") from error
         raise
     given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
     limit = next((name for name in given if name[:-1] in history.stopped), given[0])

@@ -277,8 +277,8 @@ class Pulls:
             trial.call("declared", what, _sequences, batch, source.sized_by)
         if not source.own_size:
             found = batch.rows if source.sized_by == "rows" else batch.items(source.sized_by)
-            alone = source.sized_by != "rows" and batch.rows <= 1
-            trial.that("size", found <= size or alone, what, f"at most {size} {_unit(source)}", found)
+            is_one_sequence = source.sized_by != "rows" and batch.rows <= 1
+            trial.that("size", found <= size or is_one_sequence, what, f"at most {size} {_unit(source)}", found)
 
 
 def same(

@@ -115,7 +115,7 @@ def _states(trial: PromiseTrial, fresh: Fresh, run: Pulled, batches: int) -> lis
     """The state at the beginning, after every batch, and after None; none if the source has no state."""
     held, saved, size = fresh(), list[SavedState](), f"size {run.size}"
     first = held.save(saved, f"{size}, before the first batch")
-    again = held.run(run.size, batches, saved=saved if saved else None)
+    second = held.run(run.size, batches, saved=saved if saved else None)
     if first is None:
         trial.skip("restore", "it has no state")
         late = held.state(f"{size}, at the end")
@@ -124,8 +124,8 @@ def _states(trial: PromiseTrial, fresh: Fresh, run: Pulled, batches: int) -> lis
         same_state(trial, "value", saved[0], SavedState(first).text, f"{size}, the first state, looked at at the end")
         if run.finished:
             held.save(saved, f"{size}, at the end")
-    same(trial, "same", run.batches, again.batches, f"{size}, another source")
-    trial.equal("same", run.finished, again.finished, f"{size}, another source: finished")
+    same(trial, "same", run.batches, second.batches, f"{size}, another source")
+    trial.equal("same", run.finished, second.finished, f"{size}, another source: finished")
     return saved
 
 
@@ -241,8 +241,8 @@ def _marked(trial: PromiseTrial, runs: Sequence[Pulled], known: int | None) -> i
         fitting = range(known, known - 1, -1)
     wrong = [next(_misfits(runs, length), None) for length in fitting]
     where, over, batch = ("all flags", True, None) if None in wrong else wrong[0] or ("", False, None)
-    told = f"ends_epoch={over}, the first epoch having had {fitting[0]} rows"
-    trial.that("marks", None in wrong, where, told, batch)
+    wanted = f"ends_epoch={over}, the first epoch having had {fitting[0]} rows"
+    trial.that("marks", None in wrong, where, wanted, batch)
     return fitting[wrong.index(None)]
 
 

@@ -40,9 +40,9 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
     def work() -> None:
         tried = _Tried(trial, factory)
         tried.declared()
-        whole = tried.whole = tried.seen(tried.take(torch.arange(len(tried.table)), "all rows"))
+        all_rows = tried.all_rows = tried.seen(tried.take(torch.arange(len(tried.table)), "all rows"))
         other = _Tried(trial, factory)
-        trial.that("same", whole == other.everything(), "all rows of another table", "the same", "other rows")
+        trial.that("same", all_rows == other.everything(), "all rows of another table", "the same", "other rows")
         tried.fingerprints(other)
         tried.takes()
         tried.runs()
@@ -64,7 +64,7 @@ class _Tried:
         trial.report.subject = type(self.table).__name__
         self.rows: int = trial.call("declared", "len", lambda: len(self.table))
         self.streams: list[Stream] = trial.call("streams", "streams", streams_of, self.table)
-        self.whole: tuple[Hashable, ...] = ()
+        self.all_rows: tuple[Hashable, ...] = ()
 
     def take(self, indices: Tensor, where: str) -> Batch:
         batch = self._trial.call("take", f"take of {where}", self.table.take, indices.clone())
@@ -80,8 +80,8 @@ class _Tried:
         table, trial = self.table, self._trial
         trial.that("declared", bool(self.streams), "streams", "one at least", self.streams)
         trial.that("declared", table.block is None or table.block > 0, "block", "rows, or None", table.block)
-        told = trial.call("declared", "row_bytes", lambda: table.row_bytes)
-        trial.that("declared", told >= 0, "row_bytes", "a number of bytes", told)
+        size = trial.call("declared", "row_bytes", lambda: table.row_bytes)
+        trial.that("declared", size >= 0, "row_bytes", "a number of bytes", size)
         trial.equal("declared", self.rows, len(table), "len, asked again")
         trial.equal("streams", self.streams, list(table.streams), "streams, asked again")
 
@@ -165,7 +165,7 @@ class _Tried:
             "threads", "take in two threads at once", in_threads, [lambda i=i: taken(i) for i in orders]
         )
         for indices, each in zip(orders, found, strict=True):
-            expected = tuple(self.whole[k] for k in indices.tolist())
+            expected = tuple(self.all_rows[k] for k in indices.tolist())
             wrong = [k for k, rows in enumerate(each) if rows != expected]
             self._trial.that(
                 "threads", not wrong, "take in two threads at once", "the same rows", f"others in take {wrong[:1]}"
@@ -186,7 +186,7 @@ class _Tried:
 
     def _is(self, indices: Tensor, batch: Batch, promise: str, where: str) -> None:
         """Raises unless these are the rows of these numbers."""
-        expected = [self.whole[k] for k in indices.tolist()]
+        expected = [self.all_rows[k] for k in indices.tolist()]
         wrong = [k for k, (one, two) in enumerate(zip(expected, self.seen(batch), strict=True)) if one != two]
         if wrong:
             got = f"another row at place {wrong[0]}: {shown(batch.fields)}"

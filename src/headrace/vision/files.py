@@ -141,8 +141,8 @@ class ImageFiles(Table):
         if not self._fingerprint:
             files = digests([DataFile.local(str(path)) for path in [*self.files, *self.masks]])
             known = [(name, values_digest(rows)) for name, rows in self.known.items()]
-            said = [self.mean.tolist(), self.std.tolist(), files, known]
-            self._fingerprint = fingerprint_of(super().fingerprint(), *said)
+            facts = [self.mean.tolist(), self.std.tolist(), files, known]
+            self._fingerprint = fingerprint_of(super().fingerprint(), *facts)
         return self._fingerprint
 
 
@@ -169,8 +169,8 @@ def _read(
     except SourceError:
         raise
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        said = "no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise SourceError(f"{path} cannot be read as an image: {said}. Save it again, or leave it out.") from error
+        reason = "no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise SourceError(f"{path} cannot be read as an image: {reason}. Save it again, or leave it out.") from error
 
 
 def _eight_bits(file: Any, mode: str, path: Path) -> Any:
@@ -234,8 +234,8 @@ def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **o
         scales = {k: (size[0] / high, size[1] / wide) for k, (high, wide) in zip(pictures, declared, strict=True)}
         marked = [each for each in found["annotations"] if not each.get("iscrowd")]
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
-        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{path} is not what COCO calls object detection annotations: {said}.") from error
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path} is not what COCO calls object detection annotations: {reason}.") from error
     if not named:
         raise DataError(f"{path} has no images.")
     if outside := [name for name in named if not (folder / name).resolve().is_relative_to(folder.resolve())]:

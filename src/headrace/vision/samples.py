@@ -86,7 +86,7 @@ class ImageSamples:
             return Batch({"image": images, self.target: self._boxes(samples, images.shape[-2:])})
         size = images.shape[-2:]
         masks = torch.stack([_map(k, "segmentation_image", s, size) for k, s in enumerate(samples)])
-        fields = {"image": images, self.target: self._known(_whole(masks, self.target), self.target)}
+        fields = {"image": images, self.target: self._known(_as_integers(masks, self.target), self.target)}
         weighted = [k for k, sample in enumerate(samples) if "weight_image" in sample]
         if weighted and len(weighted) < len(samples):
             k = next(k for k in range(len(samples)) if k not in weighted)
@@ -135,7 +135,7 @@ class ImageSamples:
         label = _tensor(k, "image_label_id", given)
         if label.numel() != 1:
             raise DataError(f"sample {k}, 'image_label_id': expected one label, got the shape {list(label.shape)}.")
-        return _whole(label.reshape(()), "image_label_id", k)
+        return _as_integers(label.reshape(()), "image_label_id", k)
 
     def _known(self, labels: Tensor, key: str, first: int | None = None) -> Tensor:
         """The model's classes of labels; raises on one that is not known."""
@@ -153,7 +153,7 @@ class ImageSamples:
             if len(set(counts.values())) > 1:
                 listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
                 raise DataError(f"sample {k}: each key of boxes has a number for every box, got {listed}.")
-            labels = self._known(_whole(columns.pop("bbox_label_id"), "bbox_label_id", k), "bbox_label_id", k)
+            labels = self._known(_as_integers(columns.pop("bbox_label_id"), "bbox_label_id", k), "bbox_label_id", k)
             boxes = torch.stack([column.float() for column in columns.values()], dim=-1)
             self._check_boxes(k, boxes, size)
             rows.append(torch.cat([boxes, labels.float().unsqueeze(-1)], dim=-1)[labels != NONE])
@@ -198,7 +198,7 @@ def _map(k: int, key: str, sample: Mapping[str, Any], size: Sequence[int]) -> Te
     return found
 
 
-def _whole(labels: Tensor, key: str, first: int | None = None) -> Tensor:
+def _as_integers(labels: Tensor, key: str, first: int | None = None) -> Tensor:
     if labels.is_floating_point():
         _refuse(labels != labels.round(), key, "labels are whole numbers", labels, first)
     return labels.long()

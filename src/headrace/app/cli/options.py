@@ -146,7 +146,7 @@ class HowMade:
 
         return load(run, recipe=self.recipe, which=which, trust=self.trust)
 
-    def again(self, run: str | Path) -> "Recipe":
+    def remade(self, run: str | Path) -> "Recipe":
         """The recipe of a run as it was before the run."""
         from ...store.named import run_path
         from ..recipe import made_again

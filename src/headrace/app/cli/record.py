@@ -27,7 +27,7 @@ def when(run: str, /, *, step: Count | None = None, row: int | None = None, how:
     """
     if (step is None) == (row is None):
         raise UsageError("say --step N for the rows of an update, or --row N for the updates that used a row.")
-    record, train = _record(run), how.again(run).train if how.is_named else None
+    record, train = _record(run), how.remade(run).train if how.is_named else None
     found = record.when(row, train) if row is not None else record.rows(step or 0, train)
     what = "steps" if step is None else "rows"
     print_result(how.json, {what: found}, f"{what}: {', '.join(map(str, found)) or 'none'}")
@@ -46,7 +46,7 @@ def why(run: str, /, *, step: Count | None = None, report: bool = False, how: Ho
     step = step or max([(loss - median, at) for at, loss, median in record.spikes], default=(0.0, 0))[1]
     if not step:
         raise UsageError("say --step N: no SpikeGuard has noted a spike in this run.")
-    recipe = how.again(run)
+    recipe = how.remade(run)
     found = record.why(step, recipe.trainer, recipe.train, **recipe.fit)
     if report:
         from ...watch.report import write
@@ -66,7 +66,7 @@ def diff(run: str, other: str, /, *, how: HowMade = HOW_MADE) -> int:
     """
     from ...record.diff import diff as first_difference
 
-    recipes = [how.again(each) for each in (run, other)] if how.is_named else []
+    recipes = [how.remade(each) for each in (run, other)] if how.is_named else []
     parts: Any = zip(*((each.trainer, each.train) for each in recipes), strict=True)
     found = first_difference(run, other, *parts, **(recipes[0].fit if recipes else {}))
     print_result(how.json, asdict(found), str(found))
@@ -86,7 +86,7 @@ def verify(
     """
     if segments < 0:
         raise UsageError(f"--segments is 0 or more, got {segments}.")
-    recipe = how.again(run) if segments else None
+    recipe = how.remade(run) if segments else None
     parts: Any = {"trainer": recipe.trainer, "train": recipe.train, **recipe.fit} if recipe else {}
     found = _record(run).verify(segments=segments, key=key, **parts)
     if out is not None:
@@ -105,7 +105,7 @@ def without(of: str, /, *, rows: str, run: str, how: HowMade = HOW_MADE) -> int:
     """
     if not all(each.strip().isdecimal() for each in rows.split(",")):
         raise UsageError(f"--rows is numbers of rows, as in 13579,7; got {rows!r}.")
-    recipe = how.again(of)
+    recipe = how.remade(of)
     last = (
         _record(of).without(list(map(int, rows.split(","))), recipe.trainer, recipe.train, run=run, **recipe.fit).last
     )

@@ -247,8 +247,8 @@ def _monitored(text: str) -> tuple[str, str]:
     """The key to choose by, and whether it should be small or large."""
     from ...watch.monitor import side_of
 
-    said, _, key = text.rpartition(" ")
-    mode = said or side_of(key)
+    given_mode, _, key = text.rpartition(" ")
+    mode = given_mode or side_of(key)
     if mode not in ("min", "max"):
         raise ConfigError(
             f'--monitor: whether {key} should be small or large is not known: say "min {key}" or "max {key}".'

@@ -13,7 +13,7 @@ from ...errors import DataError
 from .device import DeviceDescriptor, DeviceKind, chosen, cpu
 from .variables import Shape, Variable, as_shape, torch_type
 
-Held = Tensor | Sparse | Ragged
+Field = Tensor | Sparse | Ragged
 
 
 def is_scipy(value: Any) -> bool:
@@ -31,17 +31,17 @@ def csr_of(rows: Sparse) -> Any:
     return csr_matrix(parts, shape=(len(host), host.dim))
 
 
-def array_of(held: Held) -> Any:
+def array_of(field: Field) -> Any:
     """Rows as an array, sequences padded with zeros; sparse rows as a CSR matrix."""
-    if isinstance(held, Sparse):
-        return csr_of(held)
-    return (held.padded() if isinstance(held, Ragged) else held).detach().cpu().numpy()
+    if isinstance(field, Sparse):
+        return csr_of(field)
+    return (field.padded() if isinstance(field, Ragged) else field).detach().cpu().numpy()
 
 
 class Value:
     """A minibatch of one stream: samples, or sequences of them."""
 
-    rows: Held
+    rows: Field
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Value:
             )
         where = chosen(device)
         if batch is not None:
-            self.rows = _held(batch, dtype).to(where)
+            self.rows = _field(batch, dtype).to(where)
         elif shape is not None and dtype is not None:
             self.rows = torch.zeros(as_shape(shape), dtype=torch_type(dtype), device=where)
         else:
             raise ValueError("either shape and dtype or batch must be provided")
 
     @classmethod
-    def over(cls, rows: Held) -> Self:
+    def over(cls, rows: Field) -> Self:
         """The value of rows that are there."""
         value = cls.__new__(cls)
         value.rows = rows
@@ -170,7 +170,7 @@ def offsets_of(lengths: Sequence[int]) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64).cumsum(0)])
 
 
-def _held(batch: Any, dtype: Any) -> Held:
+def _field(batch: Any, dtype: Any) -> Field:
     """Rows of what a Value may be made of."""
     if isinstance(batch, Value):
         return batch.rows
@@ -204,21 +204,21 @@ def sequences_of(batch: Sequence[Any]) -> Ragged:
 # --- what is fed to a variable -----------------------------------------------------------------------------
 
 
-def rows_for(var: Variable, data: Any) -> Held:
+def rows_for(var: Variable, data: Any) -> Field:
     """Data as the rows that a graph computes with in place of this variable; raises on a shape that does not fit."""
     wanted, kind = torch_type(var.dtype), var.kind
-    held = _held_by(var, data)
-    if type(held) is Tensor and kind == 1 and held.dtype == wanted and held.shape[1:] == var.shape:
-        return held
-    held = (_static, _samples, _items)[kind](var, held)
-    if held.dtype == wanted:
-        return held
-    if isinstance(held, Tensor):
-        return held.to(wanted)
-    if isinstance(held, Sparse):
-        return _typed(held, wanted)
-    values = held.values
-    return held.with_values(values.to(wanted) if isinstance(values, Tensor) else _typed(values, wanted))
+    field = _field_of(var, data)
+    if type(field) is Tensor and kind == 1 and field.dtype == wanted and field.shape[1:] == var.shape:
+        return field
+    field = (_static, _samples, _items)[kind](var, field)
+    if field.dtype == wanted:
+        return field
+    if isinstance(field, Tensor):
+        return field.to(wanted)
+    if isinstance(field, Sparse):
+        return _typed(field, wanted)
+    values = field.values
+    return field.with_values(values.to(wanted) if isinstance(values, Tensor) else _typed(values, wanted))
 
 
 def _typed(rows: Sparse, dtype: torch.dtype) -> Sparse:
@@ -226,7 +226,7 @@ def _typed(rows: Sparse, dtype: torch.dtype) -> Sparse:
     return Sparse(rows.indices, values, rows.offsets, rows.dim, dtype)
 
 
-def _held_by(var: Variable, data: Any) -> Held:
+def _field_of(var: Variable, data: Any) -> Field:
     """The rows that data are, or are made of."""
     block = data if isinstance(data, Value) else getattr(data, "data", None)  # that of a MinibatchData
     if isinstance(block, Value):
@@ -234,7 +234,7 @@ def _held_by(var: Variable, data: Any) -> Held:
     return data if isinstance(data, Tensor | Sparse | Ragged) else _given(var, data)
 
 
-def _given(var: Variable, data: Any) -> Held:
+def _given(var: Variable, data: Any) -> Field:
     """Rows of arrays, matrices or lists."""
     if is_scipy(data):
         return Sparse.of(data)
@@ -247,51 +247,51 @@ def _given(var: Variable, data: Any) -> Held:
     return torch.tensor(np.asarray(data, dtype=var.dtype))
 
 
-def _static(var: Variable, held: Held) -> Held:
-    return held
+def _static(var: Variable, field: Field) -> Field:
+    return field
 
 
-def _samples(var: Variable, held: Held) -> Held:
+def _samples(var: Variable, field: Field) -> Field:
     """A row for each sample."""
-    if isinstance(held, Ragged):
-        if held.items != len(held) or held.longest > 1:
+    if isinstance(field, Ragged):
+        if field.items != len(field) or field.longest > 1:
             raise DataError(
-                f"{var!r} takes a value for each sample, and was given sequences of up to {held.longest}. "
+                f"{var!r} takes a value for each sample, and was given sequences of up to {field.longest}. "
                 "Make it a C.sequence.input_variable."
             )
-        held = held.values
-    if isinstance(held, Sparse):
-        return _fits(var, held, (held.dim,))
+        field = field.values
+    if isinstance(field, Sparse):
+        return _fits(var, field, (field.dim,))
     shape = var.shape
-    if held.dim() == len(shape) + 2 and held.shape[1] == 1:
-        held = held.squeeze(1)
-    elif held.dim() == 1 and shape == (1,):
-        held = held[:, None]
-    elif held.dim() == len(shape) and shape and tuple(held.shape) == tuple(shape):
-        held = held[None]
-    elif held.dim() != len(shape) + 1 and held.dim() > 1 and held[0].numel() == int(np.prod(shape)):
-        held = held.reshape(-1, *shape)
-    return _fits(var, held, tuple(held.shape[1:]))
+    if field.dim() == len(shape) + 2 and field.shape[1] == 1:
+        field = field.squeeze(1)
+    elif field.dim() == 1 and shape == (1,):
+        field = field[:, None]
+    elif field.dim() == len(shape) and shape and tuple(field.shape) == tuple(shape):
+        field = field[None]
+    elif field.dim() != len(shape) + 1 and field.dim() > 1 and field[0].numel() == int(np.prod(shape)):
+        field = field.reshape(-1, *shape)
+    return _fits(var, field, tuple(field.shape[1:]))
 
 
-def _items(var: Variable, held: Held) -> Held:
+def _items(var: Variable, field: Field) -> Field:
     """A sequence of items for each sample."""
-    if isinstance(held, Sparse):
-        held = Ragged(held, torch.tensor([0, len(held)]))
-    elif isinstance(held, Tensor):
-        if held.dim() == len(var.shape) + 1:
-            held = held[:, None]
-        lengths = [held.shape[1]] * len(held)
-        held = Ragged(held.flatten(0, 1), offsets_of(lengths))
-    values = held.values
-    return _fits(var, held, (values.dim,) if isinstance(values, Sparse) else tuple(values.shape[1:]))
+    if isinstance(field, Sparse):
+        field = Ragged(field, torch.tensor([0, len(field)]))
+    elif isinstance(field, Tensor):
+        if field.dim() == len(var.shape) + 1:
+            field = field[:, None]
+        lengths = [field.shape[1]] * len(field)
+        field = Ragged(field.flatten(0, 1), offsets_of(lengths))
+    values = field.values
+    return _fits(var, field, (values.dim,) if isinstance(values, Sparse) else tuple(values.shape[1:]))
 
 
-def _fits(var: Variable, held: Held, shape: Shape) -> Held:
+def _fits(var: Variable, field: Field, shape: Shape) -> Field:
     wanted = tuple(var.shape)
     if len(shape) != len(wanted) or any(w >= 0 and w != s for w, s in zip(wanted, shape, strict=True)):
         raise DataError(f"{var!r} takes samples of shape {wanted}, got {shape}. Reshape the data or the input.")
-    return held
+    return field
 
 
 def asarray(variable: Any, value: Any) -> Any:

@@ -45,8 +45,8 @@ def read_state(path: Path) -> Any:
 
 def weights_of(nodes: Iterable[Variable]) -> dict[str, Tensor]:
     """The parameters and constants among nodes, by their place and name."""
-    held = [v for v in nodes if hasattr(v, "tensor")]
-    return {f"{k} {v.name}".strip(): v.tensor.detach() for k, v in enumerate(held)}
+    stored = [v for v in nodes if hasattr(v, "tensor")]
+    return {f"{k} {v.name}".strip(): v.tensor.detach() for k, v in enumerate(stored)}
 
 
 def load_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], path: Path) -> None:

@@ -198,8 +198,8 @@ class Parameter(_Stored):
             value = self.init(self.shape, dtype)
         else:
             value = torch.tensor(np.broadcast_to(np.asarray(self.init), self.shape).astype(self.dtype))
-        held = value.detach().clone().to(self._device)
-        self._tensor = nn.Parameter(held.t().contiguous().t() if by_columns else held)
+        stored = value.detach().clone().to(self._device)
+        self._tensor = nn.Parameter(stored.t().contiguous().t() if by_columns else stored)
 
 
 parameter, constant = Parameter, Constant

@@ -141,9 +141,9 @@ class HDlModel:
         for place, param in enumerate(self._network.parameters()):
             for key, value in self._trainer.optimizer.state.get(param, {}).items():
                 tensors[f"optimizer/{place}/{key}"] = torch.as_tensor(value)
-        whole = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        on_host = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         metadata = {"halcon": json.dumps({"params": self._params})}
-        write_file(Path(FileName), safetensors.torch.save(whole, metadata))
+        write_file(Path(FileName), safetensors.torch.save(on_host, metadata))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):

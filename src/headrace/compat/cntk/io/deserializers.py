@@ -92,7 +92,7 @@ class _Chunks(Table):
     def __init__(self, deserializer: UserDeserializer, keep: int) -> None:
         self._deserializer, self._keep = deserializer, keep
         self._infos = list(deserializer.stream_infos())
-        self._held: dict[int, dict[str, Ragged]] = {}
+        self._cache: dict[int, dict[str, Ragged]] = {}
         read = [{n: f.host_offsets.diff() for n, f in self._chunk(k).items()} for k in range(deserializer.num_chunks())]
         if not read:
             raise SourceError(f"{type(deserializer).__name__}.num_chunks() gave 0: there is nothing to read.")
@@ -122,16 +122,16 @@ class _Chunks(Table):
         return Batch({name: Ragged.cat([part[name] for part in parts]).take(back) for name in parts[0]})
 
     def _chunk(self, chunk: int) -> dict[str, Ragged]:
-        if chunk not in self._held:
-            while len(self._held) >= self._keep:
-                self._held.pop(next(iter(self._held)))
+        if chunk not in self._cache:
+            while len(self._cache) >= self._keep:
+                self._cache.pop(next(iter(self._cache)))
             given = self._deserializer.get_chunk(chunk)
             if missing := [info.m_name for info in self._infos if info.m_name not in given]:
                 raise SourceError(
                     f"chunk {chunk} has no stream {missing[0]!r}: get_chunk() returns one entry for each."
                 )
-            self._held[chunk] = {info.m_name: _sequences(given[info.m_name], info) for info in self._infos}
-        return self._held[chunk]
+            self._cache[chunk] = {info.m_name: _sequences(given[info.m_name], info) for info in self._infos}
+        return self._cache[chunk]
 
 
 def _sequences(given: Any, stream: StreamInformation) -> Ragged:

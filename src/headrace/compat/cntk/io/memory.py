@@ -16,7 +16,7 @@ from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import ConfigError, SourceError
 from .._native import hint
-from ..core import Held, Value, is_scipy, sequences_of
+from ..core import Field, Value, is_scipy, sequences_of
 from ..device import DeviceDescriptor, chosen
 from ..variables import Record
 from .streams import INFINITELY_REPEAT, MinibatchData, StreamInformation, find_stream
@@ -180,7 +180,7 @@ class MinibatchSourceFromData(UserMinibatchSource):
         hint("io.MinibatchSourceFromData", "fit(train) takes the arrays themselves, or hr.ArrayTable({...})")
         if not data_streams:
             raise ValueError("at least one stream must be specified, in the form {'x': data} or {'x': (data, type)}.")
-        self._fields: dict[str, Held] = {}
+        self._fields: dict[str, Field] = {}
         self._infos: list[StreamInformation] = []
         for name, given in data_streams.items():
             data, kind = given if isinstance(given, tuple) else (given, None)
@@ -221,14 +221,14 @@ class MinibatchSourceFromData(UserMinibatchSource):
         self._total_num_samples += samples
         at_end = end == self._count
         self._cursor = 0 if at_end else end
-        where, alone = chosen(device), number_of_workers == 1
-        own = None if alone else torch.arange(begin + worker_rank, end, number_of_workers)
+        where, is_only_worker = chosen(device), number_of_workers == 1
+        own = None if is_only_worker else torch.arange(begin + worker_rank, end, number_of_workers)
         found = {}
         for info in self._infos:
             rows = self._fields[info.m_name]
-            part: Held = rows[begin:end] if own is None else rows[own] if isinstance(rows, Tensor) else rows.take(own)
+            part: Field = rows[begin:end] if own is None else rows[own] if isinstance(rows, Tensor) else rows.take(own)
             part = part if part.device == where else part.to(where)
-            count = end - begin if alone else len(part)
+            count = end - begin if is_only_worker else len(part)
             items = part.items if isinstance(part, Ragged) else count
             found[info] = MinibatchData(Value.over(part), count, items, at_end)
         return found
@@ -252,7 +252,7 @@ class MinibatchSourceFromData(UserMinibatchSource):
         return self._max_samples == INFINITELY_REPEAT
 
 
-def _rows(name: str, data: Any, kind: Any) -> Held:
+def _rows(name: str, data: Any, kind: Any) -> Field:
     """The rows of a stream; nothing is copied where that can be."""
     axes = getattr(kind, "dynamic_axes", None) or (kind.get("dynamic_axes") if isinstance(kind, dict) else None)
     if isinstance(data, Value):

@@ -59,7 +59,7 @@ class MomentumSGDLearner(Learner):
 
     def _report(self) -> None:
         super()._report()
-        self._tell("Momentum", self.momentum)
+        self._report_change("Momentum", self.momentum)
 
     def _betas(self, count: int) -> tuple[float, float]:
         """Momentum of a minibatch of this size, and how much its gradient counts."""

@@ -92,7 +92,7 @@ class Learner:
         self.kept: dict[str, list[Tensor]] = {}
         """What it remembers: a tensor for each parameter."""
         self.writers: list[Any] = []
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         self._noisy = any(options.noise.values)
         self._noise_seed = int(torch.randint(2**31, ())) if self._noisy else 0
 
@@ -245,13 +245,13 @@ class Learner:
                 w.copy_(w.sign() * (w.abs() - edge).clamp(min=0))
 
     def _report(self) -> None:
-        self._tell("Learning rate", self._learning_rate_schedule)
+        self._report_change("Learning rate", self._learning_rate_schedule)
 
-    def _tell(self, name: str, schedule: ParameterSchedule) -> None:
+    def _report_change(self, name: str, schedule: ParameterSchedule) -> None:
         """Writers hear of a parameter whenever it changes."""
         value = self._value(schedule)
-        if self._told.get(name) != value:
-            self._told[name] = value
+        if self._reported.get(name) != value:
+            self._reported[name] = value
             size = schedule.minibatch_size
             key = f"{name} per minibatch" if size == IGNORE else f"{name} per {size} samples"
             for writer in self.writers:

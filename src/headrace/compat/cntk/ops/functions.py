@@ -84,8 +84,8 @@ class Function(Variable):
         if len(values) + len(named) != len(arguments):
             listed = ", ".join(v.name or v.uid for v in arguments)
             raise TypeError(f"expected {len(arguments)} arguments ({listed}), got {len(values) + len(named)}.")
-        left = [v for v in arguments if v.name not in named]
-        return {**dict(zip(left, values, strict=True)), **{v: named[v.name] for v in arguments if v.name in named}}
+        remaining = [v for v in arguments if v.name not in named]
+        return {**dict(zip(remaining, values, strict=True)), **{v: named[v.name] for v in arguments if v.name in named}}
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Applied to nodes, the same graph over these; applied to data, its value."""

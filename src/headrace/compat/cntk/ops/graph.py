@@ -9,7 +9,7 @@ from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import ConfigError, unknown
 from ..axis import Axis
-from ..core import Held, Value, array_of, rows_for
+from ..core import Field, Value, array_of, rows_for
 from ..device import chosen
 from ..variables import Parameter, Variable
 
@@ -91,7 +91,7 @@ def feed(plan: Plan, arguments: Any, device: Any = None, gradients: bool = False
     return found
 
 
-def _with_gradient(rows: Held) -> Held:
+def _with_gradient(rows: Field) -> Field:
     if isinstance(rows, Tensor):
         return rows.detach().clone().requires_grad_()
     if isinstance(rows, Ragged):

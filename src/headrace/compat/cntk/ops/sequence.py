@@ -19,7 +19,7 @@ input_variable = sequence_input_variable
 input = sequence_input_variable
 
 
-def _whole(op: str, fn: Callable[[Ragged], Any], x: Any, name: str) -> Function:
+def _per_sequence(op: str, fn: Callable[[Ragged], Any], x: Any, name: str) -> Function:
     """A node that makes a value of every sequence."""
 
     def make(variable: Variable) -> Made:
@@ -41,12 +41,12 @@ def _item_at(value: Ragged, places: Tensor) -> Any:
 
 def last(seq: Any, name: str = "") -> Function:
     """The last item of every sequence."""
-    return _whole("Slice", lambda v: _item_at(v, v.offsets[1:] - 1), seq, name)
+    return _per_sequence("Slice", lambda v: _item_at(v, v.offsets[1:] - 1), seq, name)
 
 
 def first(seq: Any, name: str = "") -> Function:
     """The first item of every sequence."""
-    return _whole("Slice", lambda v: _item_at(v, v.offsets[:-1]), seq, name)
+    return _per_sequence("Slice", lambda v: _item_at(v, v.offsets[:-1]), seq, name)
 
 
 def _segments(reduce: str) -> Callable[[Ragged], Tensor]:
@@ -65,7 +65,7 @@ def _segments(reduce: str) -> Callable[[Ragged], Tensor]:
 
 def reduce_sum(seq: Any, name: str = "") -> Function:
     """The sum of the items of every sequence."""
-    return _whole("ReduceSum", _segments("sum"), seq, name)
+    return _per_sequence("ReduceSum", _segments("sum"), seq, name)
 
 
 def shifted(seq: Any, initial_state: Any, by: int, name: str = "") -> Function:
@@ -122,17 +122,20 @@ def recurrence(
     """
     item = Input(x.shape, x.dtype, is_sparse=x.is_sparse, dynamic_axes=(BATCH,))
     starts = [as_variable(state) for state in states]
-    held = [Input(shape, x.dtype, dynamic_axes=(BATCH,)) for shape in shapes]
-    outputs = _outputs(step(*held, item))
+    state_inputs = [Input(shape, x.dtype, dynamic_axes=(BATCH,)) for shape in shapes]
+    outputs = _outputs(step(*state_inputs, item))
     if any(shape is None for shape in shapes):  # the first graph has shown what the states are
-        held = [Input(output.shape, x.dtype, dynamic_axes=(BATCH,)) for output in outputs[: len(held)]]
-        outputs = _outputs(step(*held, item))
-    own = {item, *held}
+        state_inputs = [Input(output.shape, x.dtype, dynamic_axes=(BATCH,)) for output in outputs[: len(state_inputs)]]
+        outputs = _outputs(step(*state_inputs, item))
+    own = {item, *state_inputs}
     outer = [v for v in ordered(outputs) if not isinstance(v, Function) and v not in own]
     plan = Plan(outputs)
     found = [
         Function(
-            "Recurrence", _maker(plan, item, held, outer, len(starts), k, go_backwards), [x, *starts, *outer], name
+            "Recurrence",
+            _maker(plan, item, state_inputs, outer, len(starts), k, go_backwards),
+            [x, *starts, *outer],
+            name,
         )
         for k in range(len(outputs) if full else 1)
     ]
@@ -145,7 +148,13 @@ def _outputs(made: Any) -> list[Variable]:
 
 
 def _maker(
-    plan: Plan, item: Input, held: Sequence[Input], outer: Sequence[Variable], count: int, which: int, backwards: bool
+    plan: Plan,
+    item: Input,
+    state_inputs: Sequence[Input],
+    outer: Sequence[Variable],
+    count: int,
+    which: int,
+    backwards: bool,
 ) -> Callable[..., Made]:
     def make(x: Variable, *others: Variable) -> Made:
         kinds = [v.kind for v in others]
@@ -157,9 +166,9 @@ def _maker(
             ]
             begins = [
                 _state(each, kind, order, shape)
-                for each, kind, shape in zip(rest, kinds, (h.shape for h in held), strict=False)
+                for each, kind, shape in zip(rest, kinds, (h.shape for h in state_inputs), strict=False)
             ]
-            return _walk(plan, value, order, begins, item, held, outer, fixed, which, backwards)
+            return _walk(plan, value, order, begins, item, state_inputs, outer, fixed, which, backwards)
 
         root = plan.roots[which]
         return run, root.shape, axes_of(x)
@@ -173,7 +182,7 @@ def _walk(
     order: Tensor,
     states: list[Tensor],
     item: Input,
-    held: Sequence[Input],
+    state_inputs: Sequence[Input],
     outer: Sequence[Variable],
     fixed: Sequence[Callable[[int, Tensor], Any]],
     which: int,
@@ -191,7 +200,7 @@ def _walk(
         place = (ends[:rows] - step) if backwards else (begins[:rows] + step)
         there = place.to(value.device)
         now = items.take(place) if isinstance(items, Sparse) else items.index_select(0, there)
-        fed: dict[Variable, Any] = {item: now, **{h: s[:rows] for h, s in zip(held, states, strict=True)}}
+        fed: dict[Variable, Any] = {item: now, **{h: s[:rows] for h, s in zip(state_inputs, states, strict=True)}}
         fed |= {v: at(rows, there) for v, at in zip(outer, fixed, strict=True)}
         outputs = plan(fed, training=True)
         states = list(outputs[: len(states)])

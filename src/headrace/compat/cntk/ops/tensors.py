@@ -115,9 +115,9 @@ def _unknown(*_: Any, **__: Any) -> Any:
 
 def _reduction(op: str, fn: Callable[..., Tensor], sentence: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, keepdims: bool = True, name: str = "") -> Any:
-        whole = axis == Axis.all_axes()
-        if whole or axis == Axis.default_batch_axis():
-            return _over_the_batch(op, fn, x, whole, name)
+        over_all = axis == Axis.all_axes()
+        if over_all or axis == Axis.default_batch_axis():
+            return _over_the_batch(op, fn, x, over_all, name)
         axes = axis if isinstance(axis, list | tuple) else [axis]
 
         def shape_of(shape: Shape) -> Shape:
@@ -138,14 +138,14 @@ def _reduction(op: str, fn: Callable[..., Tensor], sentence: str) -> Callable[..
     return call
 
 
-def _over_the_batch(op: str, fn: Callable[..., Tensor], x: Any, whole: bool, name: str) -> Function:
+def _over_the_batch(op: str, fn: Callable[..., Tensor], x: Any, over_all: bool, name: str) -> Function:
     def make(variable: Variable) -> Made:
         def run(value: Any) -> Any:
             value = dense(value)
             value = value.values if isinstance(value, Ragged) else value
-            return fn(value, tuple(range(value.dim())) if whole else (0,), False)
+            return fn(value, tuple(range(value.dim())) if over_all else (0,), False)
 
-        return run, () if whole else variable.shape, ()
+        return run, () if over_all else variable.shape, ()
 
     return Function(op, make, [x], name)
 

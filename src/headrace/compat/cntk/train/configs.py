@@ -107,8 +107,8 @@ class TestConfig:
 def _renamed(source: Any, size: Any, old_source: Any, old_size: Any) -> tuple[Any, Any]:
     for old, new, given in (("source", "minibatch_source", old_source), ("mb_size", "minibatch_size", old_size)):
         if given is not None:
-            told = f'DEPRECATED: "{old}" parameter is deprecated, please use "{new}" instead'
-            warnings.warn(told, DeprecationWarning, stacklevel=3)
+            message = f'DEPRECATED: "{old}" parameter is deprecated, please use "{new}" instead'
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
     return (source if old_source is None else old_source), (size if old_size is None else old_size)
 
 

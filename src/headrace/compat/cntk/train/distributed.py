@@ -88,9 +88,9 @@ class DistributedLearner:
         self._spread = True
         with torch.no_grad():
             for parameter in self.parameters:
-                whole = parameter.tensor.detach().contiguous().view(-1)
-                self._communicator.comm.broadcast(whole)
-                parameter.tensor.copy_(whole.view_as(parameter.tensor))
+                vector = parameter.tensor.detach().contiguous().view(-1)
+                self._communicator.comm.broadcast(vector)
+                parameter.tensor.copy_(vector.view_as(parameter.tensor))
 
     def exchange(self, gradients: list[Tensor], numbers: list[float]) -> list[float]:
         """Numbers of all workers together; gradients become those of all."""
@@ -155,9 +155,9 @@ class BlockMomentumLearner(DistributedLearner):
         return self._added_up(numbers)
 
     def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
-        alone = not self.active
+        is_only_worker = not self.active
         self._seen += count
-        if alone:
+        if is_only_worker:
             return self.learner.apply(gradients, count, sweep_end)
         if not self._before:
             self._before = [p.tensor.detach().clone() for p in self.parameters]

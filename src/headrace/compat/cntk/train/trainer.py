@@ -126,8 +126,8 @@ class Trainer:
         return [float(total.detach()), evaluated, count, ends], self._by_learner(found), values
 
     def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
-        left = iter(gradients)
-        return {learner: [next(left) for _ in learner.parameters] for learner in self._learners}
+        remaining = iter(gradients)
+        return {learner: [next(remaining) for _ in learner.parameters] for learner in self._learners}
 
     def _updated(self, numbers: Sequence[float], gradients: dict[Any, list[Tensor]]) -> bool:
         loss, metric, samples, ends = numbers

@@ -12,7 +12,7 @@ from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import ConfigError
 from .._native import hint
-from ..core import Held, Value
+from ..core import Field, Value
 from ..device import DeviceDescriptor, use_default_device
 from ..io.memory import MinibatchSourceFromData, UserMinibatchSource, checked, looks_at_workers, loops_as_worker
 from ..io.sources import MinibatchSource, by_variable
@@ -223,8 +223,8 @@ class TrainingSession:
         elif count == 1 or self._shares_itself(source, size, count, own):
             found = checked(source, source.next_minibatch(size, count, own, self._device), size)
         else:
-            whole = size * (count if widened else 1)
-            found = _part(checked(source, source.next_minibatch(whole, 1, 0, self._device), whole), own, count)
+            total = size * (count if widened else 1)
+            found = _part(checked(source, source.next_minibatch(total, 1, 0, self._device), total), own, count)
         if not found or not any(map(len, found.values())):
             return {}
         return by_variable(found, streams)
@@ -277,7 +277,7 @@ def _part(minibatch: dict[Any, MinibatchData], own: int, count: int) -> dict[Any
     for info, data in minibatch.items():
         rows = data.data.rows
         places = torch.arange(own, len(rows), count)
-        part: Held = rows.take(places) if isinstance(rows, Ragged | Sparse) else rows[places]
+        part: Field = rows.take(places) if isinstance(rows, Ragged | Sparse) else rows[places]
         samples = part.items if isinstance(part, Ragged) else len(part)
         found[info] = MinibatchData(Value.over(part), len(part), samples, data.end_of_sweep)
     return found
