@@ -12,6 +12,8 @@ PAGE = "docs/compatibility.md"
 _INSTEAD = {
     "load_model": "Make the model again and restore its parameters: Trainer.restore_from_checkpoint(name), or "
     "z.restore(name).",
+    "clone": "Make the function again; its parameters are those of the layers that it is made of.",
+    "find_by_name": "Keep the function that is wanted in a variable.",
     "debugging": "Use Python's debugger: graphs are computed step by step by torch.",
     "Evaluator": "Make a Trainer with (loss, metric), and call its test_minibatch.",
     "StreamConfiguration": "Use StreamDef(field=, shape=).",
@@ -37,6 +39,11 @@ def hint(name: str, native: str) -> None:
     warn_once(f"cntk.{name}: natively {native}. See {PAGE}.")
 
 
+def instead_of(name: str, module: str = "") -> str:
+    """What to use in place of a name that is not offered, in a sentence."""
+    return _INSTEAD.get(name) or _INSTEAD.get(module, _ELSE)
+
+
 def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str], Any]:
     """The `__getattr__` of a module: what stands in other modules; any other name is a function that says it is not.
 
@@ -55,7 +62,7 @@ def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str]
         for place in places:
             if name in vars(place):
                 return vars(place)[name]
-        instead = _INSTEAD.get(name) or _INSTEAD.get(module, _ELSE)
+        instead = instead_of(name, module)
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise ConfigError(f"{prefix}{name} is not offered here. {instead}")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ....errors import ConfigError, DataError
+from .._native import instead_of
 from ..axis import Axis
 from ..core import Value
 from ..state import load_weights, read_state, weights_of, write_state
@@ -73,11 +74,8 @@ class Function(Variable):
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(v for v in ordered([self]) if isinstance(v, Parameter))
 
-    def find_by_name(self, name: str, depth: int = 0) -> Any:
-        found = [v for v in ordered([self]) if v.name == name]
-        if len(found) > 1:
-            raise ValueError(f"found {len(found)} nodes with the name '{name}': give each a name of its own.")
-        return found[0] if found else None
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r} here. {instead_of(name)}")
 
     def argument_map(self, *values: Any, **named: Any) -> dict[Variable, Any]:
         arguments = self.arguments
@@ -106,14 +104,6 @@ class Function(Variable):
     def remade(self, inputs: Sequence[Variable]) -> "Function":
         """The same operation on other inputs."""
         return Function(self.op_name, self.make, inputs, self.name, self.modal)
-
-    def clone(self, method: Any = None, substitutions: Mapping[Variable, Any] | None = None) -> Any:
-        """A copy: its parameters are shared, copied ("clone"), or made constants ("freeze")."""
-        how = str(getattr(method, "value", method) or "share")
-        made: dict[Variable, Any] = dict(substitutions or {})
-        for parameter in self.parameters if how != "share" else ():
-            made[parameter] = _copied(parameter, how)
-        return self.replaced(made)
 
     # --- its value ---------------------------------------------------------------------------------------
 
@@ -198,12 +188,6 @@ class Combined(Function):
         return Combined(inputs, self.name)
 
 
-def _copied(parameter: Parameter, method: str) -> Variable:
-    if method == "freeze":
-        return Constant(parameter.value, dtype=parameter.dtype, name=parameter.name)
-    return Parameter(parameter.shape, parameter.value, parameter.dtype, name=parameter.name)
-
-
 class Layer(Function):
     """A function of Python that makes a graph of its arguments; its parameters are made once, and shared.
 
@@ -270,7 +254,7 @@ class Layer(Function):
     def __getattr__(self, name: str) -> Any:
         members = vars(self).get("members", {})
         if name not in members:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+            return super().__getattr__(name)
         return members[name]
 
 
