@@ -55,22 +55,6 @@ def written(path: Path, kinds: list[Any], **columns: Any) -> str:
     return str(path)
 
 
-def zoos(path: Path) -> list[Any]:
-    """Rows that are all of the last kind, of which a look at themselves makes the first."""
-    alone = {"kind": ["zoo", "zoo"]}
-    return [written(path, alone["kind"]), pd.DataFrame(alone), pa.table(alone), {"kind": pd.Series(alone["kind"])}]
-
-
-def test_a_trainer_that_is_given_the_weights_of_a_run_reads_strings_as_the_run_did(tmp_path: Path) -> None:
-    trained = fitted(run=tmp_path / "run")
-    trainer = loaded(tmp_path / "run")
-    assert trainer.categories == trained.categories == {"kind": KINDS}
-    wanted = trained.model.table.weight[2].repeat(2)
-    assert wanted[0] > 0
-    for data in zoos(tmp_path / "new.csv"):
-        assert torch.equal(trainer.predict(data), wanted)
-
-
 def test_numbers_are_not_taken_for_strings_that_the_training_data_had(tmp_path: Path) -> None:
     trainer = fitted()
     columns = {"kind": [0, 1, 2], "y": [0.0, 1.0, 2.0]}
@@ -101,15 +85,6 @@ def test_tables_that_were_opened_with_categories_of_their_own_are_refused(tmp_pa
             call(hr.open_table(path))
     assert trainer.predict(hr.open_table(path, categories=trainer.categories)) > 0
     assert trainer.predict({"kind": torch.tensor([2])}) > 0  # numbers say nothing of strings
-
-
-def test_validation_data_by_path_or_frame_are_read_by_the_categories_of_the_training_data(tmp_path: Path) -> None:
-    for val in (train().iloc[2:3], written(tmp_path / "val.csv", ["zoo"], y=[2.0])):
-        trainer = fitted(val=val)
-        error = 2 - trainer.model.table.weight[2].item()
-        assert trainer.history.last["val/loss"] == pytest.approx(error**2)
-    with pytest.raises(hr.DataError, match=r"the val data have other.*train\.categories\['kind'\]"):
-        fitted(val=hr.open_table(tmp_path / "val.csv"))
 
 
 def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:

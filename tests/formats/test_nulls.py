@@ -201,27 +201,6 @@ def trainer() -> hr.Trainer:
     return hr.Trainer(model, hr.MSE(), optimizer, batch_size=2, inputs=inputs, target="alive", device="cpu", seed=0)
 
 
-def test_validation_and_prediction_take_the_training_s_values_also_in_a_new_trainer(tmp_path: Path) -> None:
-    train = hr.open_table(csv(), nulls=NULLS, dtypes={"alive": "float32"})
-    others = text("v.csv", "age,fare,home,alive", ",,,1.0", "50,3.0,york,0.0", "60,1,leeds,0.5")
-    filled = {"age": [30.0, 50, 60], "age_null": [1.0, 0, 0], "fare": [8.5, 3, 1], "home": [2, 1, 0]}
-    expected = {name: torch.tensor(column) for name, column in filled.items()}
-    first = trainer()
-    val = hr.open_table(others, nulls=train.nulls, categories=train.categories, dtypes={"alive": "float32"})
-    first.fit(train, val, epochs=2, run=tmp_path / "run", progress=False)
-    assert first.nulls == train.nulls
-    answers = first.predict(expected)
-    with_nulls = pd.read_csv(others)[["age", "fare", "home"]]
-    assert first.predict(with_nulls).equal(answers)
-    fresh = trainer()
-    hr.load_weights(fresh.model, tmp_path / "run", which="last")
-    assert fresh.nulls == train.nulls
-    assert fresh.predict(with_nulls).equal(answers)
-    assert fresh.predict(others).equal(answers)
-    one_row = pd.DataFrame({"age": [None], "fare": [None], "home": [None]})
-    assert fresh.predict(one_row).equal(fresh.predict({name: column[:1] for name, column in expected.items()}))
-
-
 def test_data_filled_with_other_values_than_the_training_s_are_refused(tmp_path: Path) -> None:
     train = hr.open_table(csv(), nulls=NULLS, dtypes={"alive": "float32"})
     val = hr.open_table("t.csv", nulls={**NULLS, "fare": 0.0}, dtypes={"alive": "float32"})
