@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.composed import ids, named, negated, odd, plain, row, same, table
+from kit.own_data import counted
 from torch import Tensor
 
 import headrace as hr
@@ -260,15 +261,6 @@ def test_a_fingerprint_is_that_of_the_rows_however_often_they_are_put_together()
 # --- what is no table --------------------------------------------------------------------------------------
 
 
-class Pulled(hr.Source):
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return [hr.Stream("id", (), "int64")]
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        return None
-
-
 @pytest.mark.parametrize(
     "made",
     [
@@ -283,7 +275,7 @@ class Pulled(hr.Source):
 )
 def test_a_source_has_no_rows_by_number_and_is_refused(made: Callable[[hr.Source], Any]) -> None:
     with pytest.raises(hr.HeadraceError, match=r"rows by number"):
-        made(Pulled())
+        made(counted(3))
 
 
 def test_whatever_fit_takes_can_be_composed() -> None:

@@ -72,6 +72,13 @@ def test_a_hugging_face_dataset_with_a_transform_is_asked_for_its_rows(hugging: 
     assert first(as_data(data), 3, 1)["x"].tolist() == [3.0, 1.0]  # type: ignore[arg-type]
 
 
+def test_large_chunks_stay_where_they_are(hugging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.adapters.huggingface.IN_ONE_PIECE", 1)
+    table = as_data(hugging.concatenate_datasets([rows_of(hugging), rows_of(hugging)]))
+    assert first(table, 13, 2)["a"].tolist() == [0.5, 1.0]  # type: ignore[arg-type]
+    assert dict(table.categories) == {"label": ["no", "yes"]}  # type: ignore[union-attr]
+
+
 def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
     data = rows_of(hugging)
     with pytest.raises(hr.DataError, match=r"a dict of data sets: train, test.*data\['train'\]"):

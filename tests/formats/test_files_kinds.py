@@ -102,6 +102,7 @@ def test_a_compressed_npz_and_compressed_arrow_files_are_read_as_well() -> None:
     assert open_table("t.arrow", columns=["species", "n"]).rows(39, 41)["n"].tolist() == [39, 40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 @pytest.mark.parametrize("text", ["one\ntwo\nthree\nfour\nfive", 'a ""word"",\r\nand more'])
 def test_a_line_break_in_quotes_is_a_part_of_its_text_in_a_file_of_any_size(name: str, text: str) -> None:

@@ -56,6 +56,13 @@ def test_any_rows_come_back_from_a_file(data: st.DataObject) -> None:
     assert contents(found.take(indices)) == contents(table.take(indices))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_half_a_word_come_back(kind: str) -> None:
+    table = hr.ArrayTable({"x": torch.arange(6).view(3, 2).bfloat16(), "y": torch.arange(3).half()})
+    write_table(table, "t" + kind)
+    assert every_row(open_table("t" + kind)) == every_row(table)
+
+
 def test_batches_of_a_source_are_written_in_blocks_of_their_own_size() -> None:
     reader = hr.Reader(numbers(), "none", max_epochs=1)
     write_table(iter(lambda: reader.next_batch(3), None), "t.arrow", rows_per_block=4)

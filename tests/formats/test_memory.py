@@ -72,6 +72,7 @@ def test_a_file_that_has_changed_is_converted_again(tmp_path: Path) -> None:
         assert every_row(hr.open_table("t.parquet", **cache)) == every_row(table)
 
 
+@pytest.mark.slow
 def test_half_a_cache_of_a_process_that_was_killed_is_never_read(tmp_path: Path) -> None:
     name, cache = files("csv"), tmp_path / "cache"
     code = (
@@ -112,7 +113,6 @@ def test_the_folder_is_that_of_the_caches_of_the_user(monkeypatch: pytest.Monkey
         assert [*(tmp_path / "caches" / "headrace" / "tables").glob("*.arrow")]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="looks into /proc")
 def test_a_file_is_converted_and_read_in_less_memory_than_it_takes(tmp_path: Path) -> None:

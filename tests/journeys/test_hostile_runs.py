@@ -1,7 +1,6 @@
 """Runs that somebody has changed who can compute a sha256: refused in a sentence, and nothing outside is touched."""
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit.fault_harness import scratch
+from kit.fault_harness import recommit, scratch
 from kit.sampled import sampled, seeds
 from torch import nn
 
@@ -77,16 +76,9 @@ def change(run: Path, files: dict[str, bytes | None]) -> None:
     """Gives files of the checkpoint other bytes, or takes them away; the manifest and COMMIT vouch for that."""
     at = checkpoints(run)[-1]
     told = json.loads((at / "manifest.json").read_bytes())
-    for name, data in files.items():
-        entry = next(entry for entry in told["files"] if entry["name"] == name)
-        if data is None:
-            told["files"].remove(entry)
-        else:
-            (at / name).write_bytes(data)
-            entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    text = json.dumps(told).encode()
-    (at / "manifest.json").write_bytes(text)
-    (at / "COMMIT").write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n")
+    told["files"] = [entry for entry in told["files"] if files.get(entry["name"], b"") is not None]
+    there = {name: data for name, data in files.items() if data is not None}
+    recommit(at, manifest=json.dumps(told).encode(), files=there)
 
 
 def document(run: Path, name: str) -> Any:

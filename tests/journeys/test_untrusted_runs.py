@@ -1,7 +1,6 @@
 """Runs that somebody else has made: no code of theirs is executed without trust, and nothing in them hangs a reader."""
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from kit.cli_parts import RECIPE, environment, headrace
+from kit.fault_harness import recommit
 from kit.forked import start, take_over, tell
 
 import headrace as hr
@@ -354,15 +354,10 @@ def put(run: Path, name: str, content: str) -> None:
             data = CONTENTS[content]
             assert data is not None
             file.write_bytes(data + b"\n")
-    if name in IN_CHECKPOINT[:2] and (at / name).is_file() and not (at / name).is_symlink():
-        manifest = json.loads((at / "manifest.json").read_text())
-        entry = next(entry for entry in manifest["files"] if entry["name"] == name)
-        data = (at / name).read_bytes()
-        entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        (at / "manifest.json").write_text(json.dumps(manifest))
-    manifest_file = at / "manifest.json"
-    if name != "COMMIT" and manifest_file.is_file() and not manifest_file.is_symlink():
-        (at / "COMMIT").write_text(hashlib.sha256(manifest_file.read_bytes()).hexdigest() + "\n")
+    manifest = at / "manifest.json"
+    if name != "COMMIT" and manifest.is_file() and not manifest.is_symlink():
+        changed = name in IN_CHECKPOINT[:2] and (at / name).is_file() and not (at / name).is_symlink()
+        recommit(at, manifest.read_bytes(), {name: (at / name).read_bytes()} if changed else None)
 
 
 READS = ("validate", "predict", "resume", "export the weights", "list", "verify", "report", "runs")

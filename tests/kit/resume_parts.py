@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
+from kit import own_data
 
 ROWS, BATCH, MICRO, EPOCHS = 38, 4, 2, 3
 STEPS = EPOCHS * -(-ROWS // BATCH)
@@ -66,21 +67,13 @@ class GoesOn(Ends):
         return batch
 
 
-class Elsewhere(hr.Table):
-    """Rows that are not in the memory of the device: a thread reads them ahead."""
+class Elsewhere(own_data.Elsewhere):
+    """The same rows in blocks, read by a thread."""
 
-    thread_safe = True
     block = 10
 
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return STREAMS
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.Batch({name: column[indices] for name, column in DATA.items()})
+    def __init__(self) -> None:
+        super().__init__(DATA)
 
 
 # --- models -------------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import headrace as hr
+from kit import own_data
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(dim=1)
@@ -19,14 +20,8 @@ def make(**options: Any) -> hr.Trainer:
     return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01), **options)
 
 
-class Elsewhere(hr.Table):
-    """Rows that are not in memory, so that a thread reads them."""
+class Elsewhere(own_data.Elsewhere):
+    """The same rows, read by a thread."""
 
-    thread_safe = True
-    streams = (hr.Stream("x", (3,)), hr.Stream("y"))
-
-    def __len__(self) -> int:
-        return len(X)
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.Batch({"x": X[indices], "y": Y[indices]})
+    def __init__(self) -> None:
+        super().__init__({"x": X, "y": Y})

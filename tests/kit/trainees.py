@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from headrace.store import disk
 from headrace.store.checkpoints import Store
 from kit.forked import Child, hear, hold, start, tell
 from kit.in_run import in_run
+from kit.own_data import Elsewhere
 
 ROWS, BATCH, EPOCHS = 38, 4, 3
 UPDATES = 10  # in an epoch
@@ -32,25 +33,12 @@ PREEMPTED = 143  # the exit status
 WITHIN_S = 10.0  # of the signal
 
 
-class Rows(hr.Table):
-    """Rows that are computed when they are taken, on the thread that takes them; `look` gets their indices first."""
-
-    thread_safe = True
+class Rows(Elsewhere):
+    """Rows that a thread takes; `look` gets their numbers first."""
 
     def __init__(self, count: int = ROWS, look: Callable[[Tensor], None] = lambda rows: None) -> None:
-        self._count, self._look = count, look
-
-    @property
-    def streams(self) -> Sequence[hr.Stream]:
-        return (hr.Stream("x", (5,)), hr.Stream("y", (), "int64"))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        self._look(indices)
-        x = torch.sin(indices[:, None] * torch.arange(1, 6) * 0.7)
-        return hr.Batch({"x": x, "y": (x[:, 0] > x[:, 1]).long()}, len(indices))
+        x = torch.sin(torch.arange(count)[:, None] * torch.arange(1, 6) * 0.7)
+        super().__init__({"x": x, "y": (x[:, 0] > x[:, 1]).long()}, look)
 
 
 class Noise(nn.Module):

@@ -10,8 +10,8 @@ from kit.fault_harness import (
     RUN,
     Death,
     Died,
+    Ending,
     Kill,
-    OuterStep,
     Trace,
     contents_of,
     difference,
@@ -60,7 +60,7 @@ def operations(root: Path, keep: Keep) -> list[str]:
     return trace.operations
 
 
-def killed(path: Path, keep: Keep, at: int, when: str) -> OuterStep:
+def killed(path: Path, keep: Keep, at: int, when: str) -> Ending:
     """Saves in a process that is killed at an operation."""
 
     def save() -> None:

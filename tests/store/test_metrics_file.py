@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from kit import trainees
-from kit.fault_harness import performing
+from kit.fault_harness import performing, unsynced
 from kit.forked import start, tell
 from kit.sampled import sampled
 from torch import nn
@@ -49,11 +49,6 @@ def train(run: Path, stops: bool = False) -> hr.History:
         callbacks=[Stops()] if stops else [],
         progress=False,
     )
-
-
-def unsynced(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """No power fails here, so nobody need wait for the disk."""
-    return None if operation in ("fsync", "sync_dir") else call(*arguments)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kit.crash_model import Recorder, Story, Tree, build
-from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, performing, scratch, sound
+from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, performing, scratch, sound, unsynced
 
 from headrace.errors import HeadraceError
 from headrace.store import disk
@@ -34,11 +34,6 @@ def recorded(root: Path, keep: Keep, steps: list[int]) -> Story:
     story.tell(recorder.log)
     assert story.left(len(story.changes), {}) == tree_of(root), "the model is not what happened"
     return story
-
-
-def unsynced(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """For saves whose files are only looked at: what takes the time is left out."""
-    return None if operation in ("fsync", "sync_dir") else call(*arguments)
 
 
 def tree_of(root: Path) -> Tree:

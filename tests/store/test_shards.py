@@ -1,6 +1,5 @@
 """Files of which several workers write a part: any division of rows is read back, in little more than its memory."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.fault_harness import recommit
 from kit.forked import start, tell
 from torch import Tensor
 
@@ -63,15 +63,7 @@ def changed(directory: Path, change: Callable[[Any], None]) -> None:
     """Another layout, with hashes that fit it: what a person might make by hand."""
     layout = json.loads((directory / LAYOUT).read_text())
     change(layout[FILE]["a"])
-    text = json.dumps(layout).encode()
-    (directory / LAYOUT).write_bytes(text)
-    manifest = json.loads((directory / "manifest.json").read_text())
-    for file in manifest["files"]:
-        if file["name"] == LAYOUT:
-            file["size"], file["sha256"] = len(text), hashlib.sha256(text).hexdigest()
-    data = json.dumps(manifest).encode()
-    (directory / "manifest.json").write_bytes(data)
-    (directory / "COMMIT").write_text(hashlib.sha256(data).hexdigest() + "\n")
+    recommit(directory, files={LAYOUT: json.dumps(layout).encode()})
 
 
 LAYOUTS: dict[str, Callable[[Any], None]] = {

@@ -110,6 +110,13 @@ def test_a_source_of_any_kind_keeps_its_promises(make: type[Numbers]) -> None:
         assert "not checked: stream 'graph': it holds a Graph, whose values cannot be compared." in str(report)
 
 
+def test_a_report_says_how_often_each_promise_was_kept() -> None:
+    report = check_source(PerWorker, **QUICK)
+    assert str(report).startswith("PerWorker keeps its promises: calls (")
+    assert str(report).endswith("  not checked: workers: elastic is False.")
+    assert min(report.checked.values()) >= 1
+
+
 # --- what was wrong with CNTK's example ------------------------------------------------------------------
 
 

@@ -425,6 +425,7 @@ BROKEN: list[tuple[Callable[[], Strategy], str, tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "promise", "workers"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_strategy_is_named_by_the_promise_that_it_breaks(
     make: Callable[[], Strategy], promise: str, workers: tuple[int, ...]
