@@ -141,6 +141,7 @@ class Seeking(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.full((3,), number / self._rows), torch.tensor([number])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool, tmp_path: Path) -> None:
     dataset = Seeking(tmp_path / "numbers")
@@ -330,6 +331,7 @@ def test_a_dataset_with_a_collate_function_is_trained_on_and_resumes_after_any_b
     assert trained(tmp_path / "run") == whole
 
 
+@pytest.mark.slow
 def test_batches_of_a_collate_function_are_those_of_its_rows_and_shared_out() -> None:
     source = hr.from_dataset(Sentences(), collate=padded, order="none")
     assert [str(stream) for stream in source.streams][2] == "ids: int64[?]"

@@ -280,6 +280,7 @@ def test_a_wrong_line_would_be_seen(tmp_path: Path, monkeypatch: Any, pieces: Pi
         survey(range(50), tmp_path, monkeypatch, pieces)
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_leaves_the_same_file(tmp_path: Path, pieces: Pieces) -> None:
     pieces(300, 50)
     data = valid(Random(8), 200)

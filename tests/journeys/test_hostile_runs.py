@@ -182,6 +182,7 @@ def test_a_file_that_the_manifest_does_not_name_is_missed(name: str, made: tuple
     assert found["best"].startswith("CorruptError" if name in ("model.safetensors", TRAINER) else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize("counter", ["samples", "epoch"])
 def test_a_report_that_does_not_count_is_none(counter: str, made: tuple[str, Path], tmp_path: Path) -> None:

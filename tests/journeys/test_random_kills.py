@@ -63,7 +63,10 @@ def killed(run: Path, random: Random) -> bool:
         return not through
 
 
-@pytest.mark.parametrize("seed", seeds(3, nightly=40))
+SEEDS = seeds(3, nightly=40)
+
+
+@pytest.mark.parametrize("seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
 def test_a_training_killed_at_any_moment_ends_as_the_one_that_never_was(seed: int, tmp_path: Path) -> None:
     run, random, kills = tmp_path / "run", Random(seed), 0
     while kills < KILLS and killed(run, random):

@@ -25,6 +25,15 @@ LONG = (
     "index.md",
     "callbacks.md",
     "how_it_works.md",
+    "debug.md",
+    "source.md",
+    "export.md",
+    "sequences.md",
+    "images.md",
+    "schedules.md",
+    "files.md",
+    "resume.md",
+    "compatibility.md",
     "fine_tune.md",
 )
 

@@ -143,6 +143,7 @@ def test_sparse_targets_are_compared_as_the_dense_ones_that_they_stand_for() -> 
 # --- metrics -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_metrics_are_those_of_scikit_learn_over_the_items(form: str) -> None:
     from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
@@ -177,6 +178,7 @@ def test_metrics_leave_out_the_items_that_are_ignored() -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 3), min_size=1, max_size=6), outputs=st.integers(1, 4))
+@pytest.mark.slow
 def test_flat_padded_and_ragged_outputs_mean_the_same_whatever_the_lengths_are(
     lengths: list[int], outputs: int
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(saves: int,
         assert plain(contents) == plain(alike)
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_no_copy_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
     try:
