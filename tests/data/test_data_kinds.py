@@ -42,9 +42,8 @@ def test_labels_may_be_unsigned_numbers(dtype: str, ignored: int | None) -> None
         trainer.fit((X, labels), epochs=1, progress=False)
         return [*model.parameters()]
 
-    for labels in (np.arange(40) % 3, np.eye(3)[np.arange(40) % 3]):
-        if labels.ndim == 1 or ignored is None:
-            assert all(map(torch.equal, trained(labels.astype(dtype)), trained(labels.astype("int64"))))
+    labels = np.arange(40) % 3
+    assert all(map(torch.equal, trained(labels.astype(dtype)), trained(labels)))
     with pytest.raises(hr.DataError, match=r"row 2: label 3 is out of range for a model with 3 outputs \(1 such"):
         trained(np.array([0, 1, 3] + [2] * 37, dtype))
 
