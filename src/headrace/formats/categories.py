@@ -42,7 +42,7 @@ def is_text(kind: Any) -> bool:
     """Whether an Arrow type is one of strings, as they are or by a dictionary."""
     if pt.is_dictionary(kind):
         kind = kind.value_type
-    return any(test(kind) for test in (pt.is_string, pt.is_large_string, pt.is_string_view))
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
 def refuse_nulls(array: Any, place: ColumnPlace) -> None:

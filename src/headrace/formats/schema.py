@@ -162,7 +162,9 @@ def _metadata_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes
 
 
 def _metadata(field: Any, place: ColumnPlace) -> dict[str, Any]:
-    raw = (field.metadata or {}).get(METADATA, b"{}")
+    if METADATA not in (field.metadata or {}):
+        return {}
+    raw = field.metadata[METADATA]
     try:
         said = json.loads(raw)
     except ValueError:

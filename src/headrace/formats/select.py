@@ -1,8 +1,9 @@
 """Which columns of a file become which streams, and of which dtype."""
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError, unknown
 from .categories import DOT, shown
 
+STACKED_ROWS = 4096  # of columns that are put side by side
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
@@ -168,17 +170,21 @@ def make_streams(made: Sequence[MadeOf], fields: Mapping[str, Any], where: Calla
     found: dict[str, Field] = {}
     for each in made:
         name, dtype = each.stream.name, torch_dtype(each.stream.dtype)
-        columns = (cast(fields[column], dtype, name, where) for column in each.columns)
-        found[name] = _side_by_side(columns, each, dtype, fields) if each.stacked else next(columns)
+        columns = [cast(fields[column], dtype, name, where) for column in each.columns]
+        found[name] = _side_by_side(columns) if each.stacked else columns[0]
     return found
 
 
-def _side_by_side(columns: Iterable[Tensor], made: MadeOf, dtype: torch.dtype, fields: Mapping[str, Any]) -> Tensor:
-    """Columns of numbers as the columns of a matrix: they are laid end to end, and turned all at once."""
-    turned = torch.empty(len(made.columns), len(fields[made.columns[0]]), dtype=dtype)
-    for row, column in zip(turned, columns, strict=True):
-        row.copy_(column)
-    return turned.t().contiguous()
+def _side_by_side(columns: Sequence[Tensor]) -> Tensor:
+    """Columns of numbers as those of a matrix, some rows at a time, which stay in the processor's cache."""
+    if columns[0].dtype == torch.bfloat16:  # which NumPy has not
+        return torch.stack(list(columns), 1)
+    arrays = [column.numpy() for column in columns]
+    matrix = np.empty((len(arrays[0]), len(arrays)), arrays[0].dtype)
+    for start in range(0, len(matrix), STACKED_ROWS):
+        rows = slice(start, start + STACKED_ROWS)
+        np.stack([array[rows] for array in arrays], 1, out=matrix[rows])
+    return torch.from_numpy(matrix)
 
 
 def cast(field: Any, dtype: torch.dtype, name: str, where: Callable[[int], str]) -> Any:
@@ -226,7 +232,7 @@ def _lost(rows: Tensor, cast: Tensor) -> Tensor | None:
     if cast.dtype.is_floating_point or cast.dtype.is_complex:
         if not fractions:
             return _inexact(rows.numpy(), torch.finfo(cast.dtype))
-        if torch.finfo(cast.dtype).max >= torch.finfo(rows.dtype).max or bool(cast.isfinite().all()):
+        if torch.finfo(cast.dtype).max >= torch.finfo(rows.dtype).max or _all_finite(cast):
             return None
         return rows.isfinite() & ~cast.isfinite()
     fits = torch.iinfo(cast.dtype)
@@ -236,6 +242,13 @@ def _lost(rows: Tensor, cast: Tensor) -> Tensor | None:
     if np.can_cast(numbers.dtype, cast.numpy().dtype, "safe"):
         return None
     return torch.from_numpy((numbers < fits.min) | (numbers > fits.max))
+
+
+def _all_finite(numbers: Tensor) -> bool:
+    """Whether all numbers are certainly finite: by the smallest and the largest, found in one pass."""
+    if numbers.dtype.is_complex or not numbers.numel():
+        return bool(numbers.isfinite().all())
+    return all(math.isfinite(each) for each in numbers.aminmax())
 
 
 def _inexact(numbers: Any, kind: torch.finfo) -> Tensor | None:
