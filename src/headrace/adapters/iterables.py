@@ -347,10 +347,11 @@ class LoaderSource(Iterated):
             raise SourceError(f"{self._who} gave a batch without rows.")
         for part in batch.split(batch.rows):
             check_batch(part, declared, self._who)
-        if shard.count > 1:
-            if self.accumulate > 1:
-                raise ConfigError("accumulate= is for one worker, and there are several. Leave it out.")
-            self.compare_batch(batch)
+        if shard.count == 1:
+            return batch
+        if self.accumulate > 1:
+            raise ConfigError("accumulate= is for one worker, and there are several. Leave it out.")
+        self.compare_batch(batch)
         return part_of(batch, shard, batch.cursor)
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:

@@ -165,7 +165,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 def has_rows(field: Any) -> bool:
     """Whether a field can be cut into rows."""
-    return isinstance(field, Rows) or (isinstance(field, Tensor) and field.dim() > 0)
+    return field.dim() > 0 if isinstance(field, Tensor) else isinstance(field, Rows)
 
 
 def unmasked(array: Any, who: str) -> Any:
