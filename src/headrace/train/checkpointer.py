@@ -57,10 +57,7 @@ def by_worker_0(
 
 
 class Checkpointer:
-    """Saves a training in a run, and finds what it continues from. Worker 0 reads and writes, for all workers.
-
-    Without a run it keeps only the best weights, in memory.
-    """
+    """Saves a training in a run, and finds what it continues from. Worker 0 reads and writes, for all workers."""
 
     def __init__(self, strategy: Strategy, run: Run) -> None:
         self._strategy, self._comm = strategy, strategy.comm
@@ -86,7 +83,7 @@ class Checkpointer:
         self._run: RunFiles
         self._store: Store
         self._reason = ""  # for a new run
-        self._saver, self._copier = Saver(), Copier()
+        self._saver, self._copier, self._has_waited = Saver(), Copier(), False  # for the first checkpoint
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
@@ -269,6 +266,12 @@ class Checkpointer:
     def wait(self) -> None:
         """Returns once everything that was saved is on the disk; raises if it could not be."""
         self._saver.wait()
+
+    def wait_for_first(self, begins: bool = False) -> None:
+        """Waits for the first checkpoint, which precedes all reports: as several begin, or after one's first update."""
+        if not self._has_waited and begins == (self._comm.count > 1):
+            self.wait()
+            self._has_waited = True
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A row of the history is complete, after so many minutes of training."""
