@@ -137,6 +137,26 @@ def test_a_snapshot_that_is_no_copy_would_be_noticed(tmp_path: Path) -> None:
     assert [hash_of(contents.tensors[MODEL]) == asked[contents.step] for contents in found[1:-1]] == [False, False]
 
 
+def test_the_first_update_is_made_while_the_first_checkpoint_is_written_and_is_shown_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates, in_time, real = threading.Event(), list[bool](), disk.perform
+
+    def perform(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        if operation == "write" and "/step-000000000000-" in str(arguments[0]):
+            in_time.append(updates.wait(WITHIN_S))
+        return real(operation, call, *arguments)
+
+    monkeypatch.setattr(disk, "perform", perform)
+    model = nn.Linear(3, 2)
+    model.register_forward_hook(lambda *_: updates.set())
+    made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=10)
+    for _ in made.steps((DATA[:, :3], (DATA[:, 3] > 0).long()), steps=1, run=tmp_path / "run", progress=False):
+        assert Store(tmp_path / "run" / "checkpoints", None).steps() == [0]
+    assert in_time
+    assert all(in_time)
+
+
 # --- a writer that fails ----------------------------------------------------------------------------------
 
 
