@@ -34,7 +34,7 @@ from .vectors import (
 Reduce = Callable[["Arena", Sequence[bool]], Sequence[bool]]
 
 FEW = 8
-"""So many gradients are added up one by one: they are large, and a sum takes less time than a norm."""
+"""Up to this many gradients are added up one by one: they are large, and a sum takes less time than a norm."""
 
 
 class Arena:
@@ -98,7 +98,7 @@ class Arena:
         return {slot.gradient.data_ptr() for slot in self._slots}
 
     def begin(self, filled: bool = False) -> None:
-        """Before an update: every parameter at home, and gradients at zero.
+        """Prepares an update: every parameter is in its vector, and gradients are zero.
 
         The first backward pass brings gradients of its own, which show what kind they are; from then on they
         are added up in the vector, where only the version of a view tells whether its parameter was reached.
@@ -144,7 +144,7 @@ class Arena:
         return self._look()[0] + [param.grad is not None for param in self.loose]
 
     def gradients(self) -> list[Tensor]:
-        """The gradients as they are stored: vectors, and those of loose parameters, zeros where there are none."""
+        """The gradients as they are stored: the vectors, then those of loose parameters, with zeros for missing ones."""
         loose = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.loose]
         return [vector.gradients for vector in self.vectors] + loose
 
@@ -169,7 +169,7 @@ class Arena:
                     reached[k] = plain = False
                 elif slot.param.grad is not slot.gradient:
                     plain = False
-        return (reached if plain else self._take_in(reached)), plain
+        return (reached if plain else self._copy_strays(reached)), plain
 
     def _settle(self, reached: list[bool], plain: bool) -> list[Tensor]:
         """The gradients in flat form, of the parameters that were reached."""
@@ -239,9 +239,9 @@ class Arena:
                     slot.param.data = slot.value.clone()
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
-        self.hooks.let_go()
+        self.hooks.restore_methods()
 
-    def _take_in(self, reached: list[bool]) -> list[bool]:
+    def _copy_strays(self, reached: list[bool]) -> list[bool]:
         """The slow path begins: gradients from elsewhere are copied. Which of the homed parameters were reached."""
         strays = [(slot, g) for slot in self._slots if (g := slot.param.grad) is not None and g is not slot.gradient]
         hit = {slot for slot, hit in zip(self._slots, reached, strict=True) if hit and slot.param.grad is not None}
@@ -274,14 +274,14 @@ class Arena:
         return _present([*(segment.handle for segment in self._segments), *self.loose])
 
     def _adopt_new_groups(self) -> None:
-        """Groups that were added to the optimizer meanwhile: their parameters stay as they are."""
+        """Registers groups that were added to the optimizer meanwhile. Their parameters stay outside of vectors."""
         for number, group in enumerate(self.optimizer.param_groups[len(self._original) :], len(self._original)):
             self._original.append(list(group["params"]))
             self.loose += group["params"]
             self.names |= {p: f"optimizer[{number}][{k}]" for k, p in enumerate(group["params"])}
 
     def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-        """What the optimizer remembers of each parameter."""
+        """The optimizer's state of each parameter."""
         for segment in self._segments:
             yield from states_of(segment)
         states = self.optimizer.state

@@ -38,7 +38,7 @@ Named = Mapping[nn.Parameter, str]
 
 
 class OptimizerHooks:
-    """The optimizer's `step` and `zero_grad`, which act on the vectors until `let_go`.
+    """The optimizer's `step` and `zero_grad`, which act on the vectors until `restore_methods`.
 
     `begin` and `collect` are what an update needs before and after its backward pass. Saving or loading the
     optimizer's state calls `release` first, so that it speaks of parameters.
@@ -97,7 +97,7 @@ class OptimizerHooks:
         finally:
             self._ours = False
 
-    def let_go(self) -> None:
+    def restore_methods(self) -> None:
         """Gives the optimizer its own methods back."""
         for handle in self._handles:
             handle.remove()

@@ -181,7 +181,7 @@ def extent(param: Tensor) -> int:
 
 
 def bring_home(slot: Slot, vector: Vector) -> None:
-    """A parameter whose memory was exchanged: its new values move into the vector.
+    """Moves the values of a parameter whose memory was exchanged back into the vector.
 
     What exchanges a parameter's memory, as `.half().float()` does, may have exchanged its gradient's too.
     """
@@ -194,7 +194,7 @@ def bring_home(slot: Slot, vector: Vector) -> None:
 
 
 def take_back(owned: dict[str, Any], key: str, slot: Slot) -> None:
-    """Another parameter object stands in the module: its values are adopted, the known object put back."""
+    """Puts a parameter back that was replaced in its module, with the values of the object that replaced it."""
     other: Any = owned.get(key)
     _adopt(slot, other, "was replaced by")
     slot.param.requires_grad_(other.requires_grad)
@@ -279,7 +279,7 @@ def _part(value: Any, segment: Segment, slot: Slot) -> Any:
 
 
 def split(vector: Vector, apart: Set[Slot]) -> None:
-    """Cuts segments where some of their parameters go separate ways; the state is split exactly."""
+    """Cuts segments between these parameters and the others; the optimizer's state is split exactly."""
     segments: list[Segment] = []
     for segment in vector.segments:
         pieces = [list(slots) for _, slots in groupby(segment.slots, key=apart.__contains__)]

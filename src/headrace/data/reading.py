@@ -87,13 +87,19 @@ class Reading:
 
     def cursor(self, at: int) -> State:
         """The cursor of a position: a few integers and names."""
-        order, (epoch, position) = self.order, divmod(at, self.order.n)
+        epoch, position = divmod(at, self.order.n)
+        return {**self._start, "epoch": epoch, "position": position}
+
+    @cached_property
+    def _start(self) -> State:
+        """The cursor of the first position."""
+        order = self.order
         cursor: Cursor = {
             "version": VERSION,
             "seed": order.seed,
             "order": order.kind,
-            "epoch": epoch,
-            "position": position,
+            "epoch": 0,
+            "position": 0,
             "rows": order.n,
             "block": order.block,
             "mix": order.mix,

@@ -120,7 +120,7 @@ class Parts(Pass):
             rng.seed(f"{update.key} {part.part}", self._device)
         outcome = self._each[part.part] = Outcome({})
         arena.begin(one.fills)
-        before = None if one.calls_nobody else self._parameter_versions()
+        before = None if one.calls_no_user_code else self._parameter_versions()
         one.add(part, outcome, lambda _: divisors)
         if before is not None:
             self._check_model(before)

@@ -40,8 +40,8 @@ class Pass(ABC):
     """Whether it writes every gradient, so that none has to be zero before."""
     repeats = False
     """Whether the next batch of the same macrobatch may use it again, if nobody has touched anything meanwhile."""
-    calls_nobody = False
-    """Whether it calls no code of the user's: the model's, the loss's."""
+    calls_no_user_code = False
+    """Whether it calls no code of the user: neither the model nor the loss."""
     draws = True
     """Whether it may draw random numbers."""
 
@@ -114,7 +114,7 @@ class Eager(Pass):
 class Replay(Pass):
     """Forward and backward from a tape. From its second update on it does nothing beside."""
 
-    repeats = calls_nobody = True
+    repeats = calls_no_user_code = True
 
     def __init__(self, update: Update, kind: PassKind, tape: Tape) -> None:
         super().__init__(update)

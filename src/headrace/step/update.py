@@ -363,7 +363,7 @@ class Made:
         finally:
             if outcome.applied is not True:
                 update.guard.done(update)
-        if how.calls_nobody and not update.scales and self._step is None:
+        if how.calls_no_user_code and not update.scales and self._step is None:
             self._step = update.arena.hooks.prepared()
             if self._step is None:  # the optimizer's step calls code of the user's
                 update.touched()

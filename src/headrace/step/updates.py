@@ -154,7 +154,7 @@ class Updates:
         """Moves the model into its arenas."""
         if self.homed:
             return
-        self.expect()
+        self.remember_not_finite()
         buffers = Buffers(self.model)
         is_large = sum(p.nbytes for p in self.model.parameters()) > LARGEST
         is_alone = self.strategy.comm.count == 1 and not self.strategy.parts
@@ -293,7 +293,7 @@ class Updates:
         self.guard.settle()
         self._check_weights()
 
-    def expect(self) -> None:
+    def remember_not_finite(self) -> None:
         """Before the first update: remembers what is not finite already, as a mask may be, and may stay so."""
         if not self._knows_not_finite:
             self._not_finite, self._knows_not_finite = set(), True

@@ -31,7 +31,7 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
     updates, made = trainer.updates, trainer.updates.count
     if not trainer.has_own_train_step:
         return trainer.train_step(batch)
-    updates.expect()
+    updates.remember_not_finite()
     unsaved = trainer.last_training.unsaved
     with nullcontext() if unsaved is None else unsaved.watching():
         outcome = as_outcome(trainer.train_step(batch), "train_step", batch)

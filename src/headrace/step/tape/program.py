@@ -87,7 +87,7 @@ class Builder:
                     self._turn = len(self._lines)
                 self._add(k, call)
                 for root in expiring[k]:
-                    self._let_go(root)
+                    self._expire(root)
             if self._forward_calls == len(self._calls):
                 self._turn = len(self._lines)
         given = [name for name in self._given if name not in self._seeds]
@@ -235,7 +235,7 @@ class Builder:
         for memory in self._owned.pop(value, []):
             self._free[memory.numel()].append(memory)
 
-    def _let_go(self, root: TapeTensor) -> None:
+    def _expire(self, root: TapeTensor) -> None:
         """Nothing needs a value any more."""
         self._release_memory(root)
         if root in self._moves and root in self._names:
