@@ -144,7 +144,7 @@ class Arena:
         return self._look()[0] + [param.grad is not None for param in self.loose]
 
     def gradients(self) -> list[Tensor]:
-        """The gradients as they are stored: the vectors, then those of loose parameters, with zeros for missing ones."""
+        """The gradients as they are stored: vectors, then those of loose parameters, with zeros for missing ones."""
         loose = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.loose]
         return [vector.gradients for vector in self.vectors] + loose
 
