@@ -73,6 +73,8 @@ def test_reading_goes_on_and_a_reset_starts_anew() -> None:
         ({"mine": "roc"}, "Did you mean 'auroc'?"),
         ("f1:wieghted", "'f1:wieghted': unknown average 'wieghted'. Did you mean 'weighted'?"),
         ("top-k", "'top-k'"),
+        ("mae:macro", "'mae:macro': mae has no averages. Say 'mae'"),
+        ("perplexity:micro", "perplexity has no averages"),
         ("top-0", "'top-0'"),
         (["f1", "f1"], "'f1' is given twice"),
         ([Recorder(), Recorder()], "'recorder' is given twice"),

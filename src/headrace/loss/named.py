@@ -22,6 +22,7 @@ OF_CLASSES = ("accuracy", "error", "top-k", "precision", "recall", "f1", "auroc"
 OF_NUMBERS = ("mae", "mse", "r2")
 OF_ANSWERS = ("accuracy", "error", "top-k")
 """Those that count right answers."""
+WITHOUT_AVERAGE = (*OF_NUMBERS, "perplexity", "confusion")
 _AVERAGES = ("macro", "micro", "weighted", "none")
 
 
@@ -46,7 +47,9 @@ class NamedMetric:
         known = (*OF_CLASSES, *OF_NUMBERS, "perplexity")
         if base not in known:
             raise ConfigError(unknown("metric", text, known))
-        averages = {"iou": ("macro", "none"), "perplexity": ()}.get(base, _AVERAGES)
+        averages = {"iou": ("macro", "none")}.get(base, () if base in WITHOUT_AVERAGE else _AVERAGES)
+        if colon and not averages:
+            raise ConfigError(f"metric {text!r}: {base} has no averages. Say {base!r}.")
         if colon and average not in averages:
             raise ConfigError(f"metric {text!r}: {unknown('average', average, averages)}")
         return cls(text, base, average if colon else None, int(top) if base == "top-k" else 1)
