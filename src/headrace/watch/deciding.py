@@ -62,7 +62,7 @@ class BestModel(Callback):
         ranked, self.mode = self.mode, watched(type(self).__name__, self.monitor, self._asked, info)
         if self.ranking and self.mode != ranked:  # the other side was better when it was saved
             self.forget()
-        if self.ranking and not info.claim(self.monitor, self._owner, self.restore, len(self.ranking)):
+        if self.ranking:
             self._mark(info)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:

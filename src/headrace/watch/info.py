@@ -278,14 +278,6 @@ class Info:
                     self.replica.write(weights)
                 rng.restore(before, trainer.device)
 
-    def claim(self, key: str, owner: str, restore: bool, keep: int) -> bool:
-        """Whether this owner's best step by this key is known from before, as asked for now."""
-        mark = self.marks.get(f"{owner} {key}")
-        known = mark is not None and mark.restore == restore and len(mark.keep) == keep
-        if known:
-            self.owners.add(f"{owner} {key}")
-        return known
-
     def forget_unclaimed(self) -> None:
         """Forgets best steps whose owner is missing after a resume."""
         self.marks = {name: m for name, m in self.marks.items() if name in self.owners or name.startswith(" ")}
