@@ -1,6 +1,7 @@
 """Terms add up, pick their outputs, stand beside priors, and refuse what cannot work."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_output_and_target_pick_from_several() -> None:
 def test_an_l2_prior_is_weight_decay_once_per_update(biases: bool, microbatch: int | None) -> None:
     decay, model = 0.3, nn.Linear(K, K, dtype=torch.float64)
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    plain = copy.deepcopy(model)
+    plain: Any = copy.deepcopy(model)
     F.cross_entropy(plain(X), Y).backward()
     training = trainer(hr.CrossEntropy() + hr.L2Prior(decay, biases=biases), model, microbatch=microbatch)
     losses = training.step((X, Y))
@@ -80,11 +81,13 @@ class Normed(nn.Sequential):
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True}])
-def test_the_gradient_of_a_prior_is_that_of_the_formula(options: dict[str, bool]) -> None:
+def test_the_gradient_of_a_prior_is_that_of_the_formula(options: Any) -> None:
     model, prior = Normed(), hr.L2Prior(1.0, **options)
     names = [name for name, _ in model.named_parameters()]
 
     class Given(nn.Module):
+        params: Any
+
         def named_parameters(self, *_: Any, **__: Any) -> Any:
             return iter(zip(names, self.params, strict=True))
 
@@ -98,7 +101,7 @@ def test_the_gradient_of_a_prior_is_that_of_the_formula(options: dict[str, bool]
 
 
 def test_gains_of_normalisation_are_left_out_of_a_prior_by_argument() -> None:
-    model = Normed()
+    model: Any = Normed()
     weights = 0.5 * sum((model[k].weight ** 2).sum().item() for k in (0, 2))
     assert hr.L2Prior(1.0, gains=False).penalty(model).item() == pytest.approx(weights)
     assert hr.L2Prior(1.0).penalty(model).item() == pytest.approx(weights + K / 2)
@@ -112,9 +115,9 @@ def test_a_prior_of_frozen_weights_is_zero() -> None:
     assert losses["total_loss"] == losses["cross_entropy"]
 
 
-BAD_ARGUMENTS = {
+BAD_ARGUMENTS: dict[str, Callable[[], Any]] = {
     "normalize=.*'mean'": lambda: hr.CrossEntropy(normalize="mean"),  # type: ignore[arg-type]
-    "reduce=.*'none'": lambda: hr.MSE(reduce="none"),
+    "reduce=.*'none'": lambda: hr.MSE(reduce="none"),  # type: ignore[arg-type]
     "label_smoothing=.*1.5": lambda: hr.CrossEntropy(label_smoothing=1.5),
     "class_weights=.*-1": lambda: hr.CrossEntropy(class_weights=[1.0, -1.0]),
     "class_weights=.*-2": lambda: hr.Focal(class_weights=torch.tensor([1.0, -2.0])),

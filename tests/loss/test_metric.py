@@ -30,7 +30,7 @@ PRICES = PAID + 0.3 * normal(N, 2)
 
 
 @pytest.fixture(params=[400, 16 << 20], ids=["blocks", "whole"])
-def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("headrace.loss.tally.BLOCK_BYTES", request.param)
     return request.param
 

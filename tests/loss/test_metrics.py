@@ -221,23 +221,6 @@ def test_metrics_by_name_need_no_torchmetrics(tmp_path: Path) -> None:
     imported_after(NAMED, tmp_path)
 
 
-def test_a_total_loss_that_stands_beside_its_parts_is_the_loss() -> None:
-    """As in the losses of an outcome, whose coefficients are not among them."""
-
-    class Losses(hr.Trainer):
-        def evaluate_step(self, batch: hr.Batch) -> Any:
-            return super().evaluate_step(batch).losses
-
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
-    found = []
-    for kind in (Losses, hr.Trainer):
-        loss = hr.CrossEntropy() + 0.01 * hr.CrossEntropy(name="more")
-        found.append(kind(model, loss, torch.optim.SGD(model.parameters(), 0.1)).validate((x, y), batch_size=8))
-    assert found[0] == pytest.approx(found[1])
-
-
 def test_loss_beside_other_losses_is_the_whole_of_which_they_are_parts() -> None:
     class Own(hr.Trainer):
         def evaluate_step(self, batch: hr.Batch) -> Any:

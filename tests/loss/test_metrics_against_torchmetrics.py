@@ -136,7 +136,8 @@ def test_r2_of_large_and_of_small_numbers_is_exact() -> None:
     agree({"r2": r2}, outputs + 1e9, targets + 1e9, "numbers")
     agree({"r2": r2}, outputs * 1e-6, targets * 1e-6, "numbers")
     agree({"r2": 0.0}, outputs, torch.full_like(outputs, 0.1), "numbers")
-    agree({"r2": 1.0}, *[torch.full((9,), 0.1, dtype=torch.float64)] * 2, "numbers")
+    constant = torch.full((9,), 0.1, dtype=torch.float64)
+    agree({"r2": 1.0}, constant, constant, "numbers")
 
 
 @pytest.mark.parametrize("label", [3, -1])

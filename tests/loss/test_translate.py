@@ -125,7 +125,7 @@ class Scaled:
         return self.factor * F.mse_loss(outputs, target)
 
 
-UNKNOWN = {
+UNKNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "function": furthest,
     "lambda": lambda outputs, target: (outputs - target).mean().square(),
     "partial": functools.partial(F.mse_loss, reduction="mean"),
