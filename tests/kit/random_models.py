@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.optimizers import OPTIMIZERS
+
 WIDTH = 12
 
 
@@ -99,18 +101,6 @@ LAYERS: list[Callable[[], nn.Module]] = [
     lambda: Reshaped(Looked(nn.EmbeddingBag(9, 5)), (WIDTH,), 5),
 ]
 
-OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
-    lambda p: torch.optim.SGD(p, lr=0.05),
-    lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3, foreach=True),
-    lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, weight_decay=1e-3),
-    lambda p: torch.optim.AdamW(p, lr=1e-2),
-    lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True, momentum=0.5),
-    lambda p: torch.optim.Adagrad(p, lr=1e-2, lr_decay=0.1),
-    lambda p: torch.optim.NAdam(p, lr=1e-3),
-    lambda p: torch.optim.Adadelta(p),
-]
-
 
 def classes_of(outputs: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(outputs, target)
@@ -156,4 +146,4 @@ def random_case(random: Random) -> Case:
     rows = batch * random.randint(5, 7) + random.choice([0, 2, 3])
     text = f"{kinds=} {residual=} {again=} {frozen=} {tied=} {batch=} {rows=}"
     loss = random.choice([classes_of, distance_of, margins_of])
-    return Case(make, random.choice(OPTIMIZERS), loss, rows, batch, text)
+    return Case(make, OPTIMIZERS[random.choice([*OPTIMIZERS])], loss, rows, batch, text)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.optimizers import OPTIMIZERS
 from kit.sampled import sampled
 from kit.small import same as equal
 from torch import Tensor, nn
@@ -113,25 +114,6 @@ def both(make: Make, optimizer: Callable[[nn.Module], torch.optim.Optimizer]) ->
         model = make()
         pairs.append([model, optimizer(model)])
     return pairs[0], pairs[1]
-
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=1e-3),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
-    "radam": lambda p: torch.optim.RAdam(p, lr=1e-3),
-    "adamax": lambda p: torch.optim.Adamax(p, lr=1e-3),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, centered=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
-    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
-}
 
 
 @pytest.mark.slow

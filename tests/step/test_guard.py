@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.optimizers import FUSED
+from kit.optimizers import OPTIMIZERS as PLAIN
 from kit.sampled import sampled
 from kit.small import data, difference, model, state
 from torch import Tensor, nn
@@ -29,29 +31,7 @@ def momentum(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-OPTIMIZERS: dict[str, Make] = {
-    "momentum": momentum,
-    "dampened": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
-    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
-    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
-    "plain rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
-    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
-}
-FUSED: dict[str, Make] = {
-    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
-    "fused momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
-    "fused adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
-    "fused adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "fused adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
-}
-OPTIMIZERS |= FUSED
+OPTIMIZERS = PLAIN | FUSED
 
 
 def make(on_device: bool = False, make: Make = momentum, of: nn.Module | None = None, **options: Any) -> hr.Trainer:

@@ -111,14 +111,6 @@ def test_fp16_stops_at_a_bad_number_and_trains_on_afterwards() -> None:
     assert history["train/loss"][-1] < 0.5 * history["train/loss"][0]
 
 
-def test_fp16_skips_a_bad_number_where_that_is_asked() -> None:
-    bad = X.clone()
-    bad[40, 2] = float("nan")
-    trainer = make(precision="fp16", order="none", nonfinite="skip")
-    assert trainer.fit((bad, Y), epochs=1, progress=False).last["step"] == 8
-    assert not torch.equal(trainer.model[0].weight, network()[0].weight)
-
-
 def test_fp16_survives_a_batch_without_any_weight() -> None:
     y = Y.clone()
     y[32:64] = -100

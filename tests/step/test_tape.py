@@ -1,15 +1,14 @@
 """The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
 
-import cProfile
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from kit.optimizers import OPTIMIZERS
 from kit.sampled import sampled
 from kit.small import data, same
 from torch import Tensor, nn
@@ -115,27 +114,6 @@ def test_single_steps_have_torchs_bits() -> None:
     assert same(*found)
 
 
-@pytest.mark.parametrize("tape", ["auto", True])
-def test_only_the_first_recording_is_made_if_recordings_may_take_no_time(
-    tape: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tapes, "SHARE", 0.0)
-    monkeypatch.setattr(tapes, "GAIN", math.inf)
-    trainer = trainer_of(simple, tape)
-    for k in range(40):
-        size = 3 + k % 2
-        trainer.step((X[:size], Y[:size]))
-    kinds = trainer.updates._each[0].tapes._kinds.values()
-    assert [kind.replays > 0 for kind in kinds] == [True, tape is True]
-
-
-def test_kinds_of_passes_that_are_rare_are_forgotten() -> None:
-    trainer = trainer_of(simple, "auto")
-    for size in range(1, 80):
-        trainer.step((X[:size], Y[:size]))
-    assert len(trainer.updates._each[0].tapes._kinds) <= tapes.KINDS
-
-
 @pytest.mark.parametrize("at", sampled(range(2, 40), keep=[6, 13, 25], of=8))
 def test_a_training_goes_on_after_any_step_with_the_same_bits(at: int, tmp_path: Any) -> None:
     expected = fit(trainer_of(mlp, False))
@@ -196,35 +174,14 @@ def test_gradients_of_the_last_update_do_not_matter(how: str) -> None:
     assert same(fit(plain), fit(taped, callbacks=[Meddles(how)]))
 
 
-@pytest.mark.parametrize("guard", ["stop", "skip"])
-def test_what_is_not_finite_is_found_on_the_tape(guard: str) -> None:
-    x = X.clone()
-    x[50] = torch.nan
-    found: list[Any] = []
-    for tape in (False, True):
-        trainer = trainer_of(simple, tape, nonfinite=guard)
-        try:
-            found.append(fit(trainer, (x, Y)))
-        except hr.HeadraceError:
-            found.append([*trainer.model.state_dict().values()])
-    assert same(*found)
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda p, **o: torch.optim.SGD(p, lr=0.1, **o),
-    "nesterov": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **o),
-    "dampened": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, **o),
-    "adam": lambda p, **o: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, **o),
-    "amsgrad": lambda p, **o: torch.optim.Adam(p, lr=0.01, amsgrad=True, **o),
-    "adamw": lambda p, **o: torch.optim.AdamW(p, lr=0.01, amsgrad=True, **o),
-}
+FLAT = ["sgd", "nesterov", "dampened", "adam", "amsgrad", "adamw"]
 
 
 @pytest.mark.parametrize(
     ("name", "foreach", "dtype"),
     sampled(
-        product(OPTIMIZERS, [None, True, False], [torch.float32, torch.float64, torch.bfloat16]),
-        keep=[(name, None, torch.float32) for name in OPTIMIZERS],
+        product(FLAT, [None, True, False], [torch.float32, torch.float64, torch.bfloat16]),
+        keep=[(name, None, torch.float32) for name in FLAT],
         of=4,
     ),
 )
@@ -292,31 +249,13 @@ def test_parameters_outside_of_vectors_are_trained_by_torch(options: dict[str, b
     assert all(map(torch.equal, found[0].values(), found[1].values()))
 
 
-def nobody(*_: object) -> None:
-    """A profiler that looks at nothing."""
-
-
-@contextmanager
-def by_function() -> Iterator[None]:
-    sys.setprofile(nobody)
+def test_a_training_under_a_profiler_is_left_to_torch() -> None:
+    trainer = trainer_of(simple, "auto")
+    sys.setprofile(lambda *_: None)
     try:
-        yield
+        fit(trainer)
     finally:
         sys.setprofile(None)
-
-
-THERE = pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="from 3.12 on, cProfile uses sys.monitoring, beside which the tape can look on"
-)
-
-
-@pytest.mark.parametrize("profiler", [by_function, pytest.param(cProfile.Profile, marks=THERE)])
-def test_a_training_under_a_profiler_is_left_to_torch(profiler: Callable[[], Any]) -> None:
-    x, y = torch.randn(200, 8), torch.randint(0, 3, (200,))
-    model = nn.Linear(8, 3)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=10)
-    with profiler():
-        trainer.fit({"x": x, "y": y}, epochs=1, progress=False)
     assert trainer.tape_note == "passes are left to torch: a profiler looks on"
 
 
