@@ -190,44 +190,6 @@ def test_a_copy_has_the_optimizers_state_and_parts_and_the_hooks_of_parameters(f
     assert all(map(torch.equal, momenta, [state["momentum_buffer"] for state in optimizer.state.values()]))
 
 
-def test_a_copy_goes_on_from_the_optimizers_state() -> None:
-    def losses(train: bool) -> list[float]:
-        torch.manual_seed(0)
-        model = nn.Linear(5, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.99)
-        subject = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, order="none")
-        subject.fit(Rows(), epochs=1, progress=False)
-        if not train:
-            optimizer.state.clear()
-        return list(subject.find_lr(Rows(), lowest=1e-2, highest=1e-1, steps=12).losses)
-
-    assert losses(train=True)[0] == losses(train=False)[0]
-    assert losses(train=True)[1:] != losses(train=False)[1:]
-
-
-class OfAnother(hr.Trainer):
-    """Updates a model that it knows by name: no copy of the trainer has another one."""
-
-    def train_step(self, batch: hr.Batch) -> hr.Outcome:
-        outcome = super().train_step(batch)
-        with torch.no_grad():
-            ORIGINAL[0].bias.add_(1e-9)
-        return outcome
-
-
-ORIGINAL: list[nn.Linear] = []
-
-
-@FINDERS
-def test_a_function_that_changes_the_model_itself_is_refused(find: Finder) -> None:
-    ORIGINAL[:] = [model] = [nn.Linear(5, 2)]
-    subject = OfAnother(
-        model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4, arena=False
-    )
-    with pytest.raises(hr.ConfigError, match=r"used the model itself, by its name.* use self\.model"):
-        find(subject, Rows())
-
-
 @FINDERS
 def test_a_loss_that_refers_to_the_model_is_refused(find: Finder) -> None:
     model = nn.Linear(5, 2)
@@ -268,26 +230,6 @@ def test_several_optimizers_and_what_a_subclass_keeps_are_copied_together(find: 
     subject.fit(Rows(), epochs=1, progress=False)
     assert subject.calls
     assert all(subject.calls)
-
-
-def test_a_train_step_may_stop_the_training() -> None:
-    class Stopping(hr.Trainer):
-        def train_step(self, batch: hr.Batch) -> hr.Outcome:
-            if self.info is not None and self.info.step == 14:
-                self.info.stop("enough")
-            return super().train_step(batch)
-
-    subject = trainer()
-    stopping = Stopping(subject.model, hr.CrossEntropy(), subject.optimizer, batch_size=4)
-    assert len(stopping.find_lr(Rows(), highest=1e-3, steps=40).losses) == 15
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    subject = trainer()
-    found = subject.find_lr(Rows(), lowest=np.float32(1e-6), highest=np.float64(1.0), steps=np.int64(12))
-    assert len(found.rates) <= 12
-    sizes = subject.find_batch_size(Rows(), smallest=np.int64(4), largest=np.int32(8), seconds=np.float32(0.001))
-    assert [*map(type, sizes.speeds)] == [int, int]
 
 
 # --- the rate ----------------------------------------------------------------------------------------------
@@ -348,13 +290,6 @@ def test_a_loss_that_is_not_finite_from_the_start_is_an_error(options: dict[str,
     assert subject.skipped == 0
 
 
-def test_groups_without_a_first_rate_are_refused() -> None:
-    subject, data = quadratic()
-    subject.optimizer.param_groups[0]["lr"] = 0.0
-    with pytest.raises(hr.ConfigError, match="first group's rate is 0"):
-        subject.find_lr(data)
-
-
 # --- the batch size ----------------------------------------------------------------------------------------
 
 
@@ -410,18 +345,6 @@ def test_it_ends_where_memory_runs_out(microbatch: Any, clock: Clock) -> None:
 def test_a_smallest_size_that_does_not_fit_is_an_error(clock: Clock) -> None:
     with pytest.raises(hr.OutOfMemoryError, match="does not hold 8 rows"):
         hungry(clock, 5).find_batch_size(Rows(400))
-
-
-def test_an_error_that_is_not_about_memory_is_not_taken_for_it() -> None:
-    subject = trainer(batch_size=None)
-
-    def fail(net: Net) -> None:
-        if net.sizes[-2:] == [32, 32]:
-            raise RuntimeError("it broke")
-
-    subject.model.fail = fail
-    with pytest.raises(RuntimeError, match="it broke"):
-        subject.find_batch_size(Rows(400), seconds=0.001)
 
 
 def test_it_ends_with_the_data_and_with_what_is_asked_for(clock: Clock) -> None:

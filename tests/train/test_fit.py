@@ -222,6 +222,7 @@ def test_the_seed_decides_the_order_and_nothing_else_is_random() -> None:
     assert not same(models[0], models[2])
 
 
+@pytest.mark.slow  # which takes seconds to import
 def test_any_torchmetrics_object_is_a_metric() -> None:
     from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 

@@ -195,20 +195,6 @@ def test_a_trainer_that_was_preempted_validates_predicts_and_goes_on(tmp_path: P
         assert child.until("digest") == trainees.reference().digest
 
 
-def ask_too_late() -> None:
-    """A request when nothing is being trained any more."""
-    trainer = trainees.trainer()
-    trainees.fit(trainer, None, epochs=1)
-    trainer.preempt()
-    trainer.validate(trainees.Rows(12))
-    trainer.predict(trainees.Rows(12))
-
-
-def test_a_request_that_comes_when_nothing_is_trained_disturbs_nothing(tmp_path: Path) -> None:
-    with start(ask_too_late, tmp_path) as child:
-        assert child.ending() == 0, child.output
-
-
 def ask_too_early(run: str) -> None:
     """A request while the data are looked at, before the training proper, as a handler of one's own may make it."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit.small import data, same, state
+from kit.small import data
 from torch import Tensor, nn
 
 import headrace as hr
@@ -24,14 +24,13 @@ class Counted:
     """How many replays were made in one go with the one before, and how many alone, since code of the user's ran."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made, self.alone, self.after = 0, 0, lambda: None
+        self.made, self.after = 0, lambda: None
         call = Made.__call__
 
         def counted(made: Made, batch: hr.Batch) -> Any:
             outcome, again = call(made, batch), hasattr(made, "was_made")
             if isinstance(made._pass, Replay) and outcome is not None:
                 self.made += again
-                self.alone += not again
                 made.was_made = True  # type: ignore[attr-defined]
             self.after()
             return outcome
@@ -294,100 +293,3 @@ def test_what_is_called_between_two_updates_may_change_the_model(who: str) -> No
     found, reports, called = frozen_by(who, "auto")
     assert all(map(torch.equal, weights, found))
     assert (rows, calls) == (reports, called)
-
-
-def test_a_train_step_that_is_replaced_on_the_way_is_called(counted: Counted) -> None:
-    called: list[int] = []
-
-    class Replaces(hr.Callback):
-        def on_epoch_start(self, info: hr.Info) -> None:
-            before = info.trainer.train_step
-
-            def counts(batch: hr.Batch) -> Any:
-                called.append(1)
-                return before(batch)
-
-            if info.epoch == 1:
-                info.trainer.train_step = counts  # type: ignore[method-assign]  # as a user may, in a script
-
-    trained(make(), False, callbacks=[Replaces()])
-    assert len(called) == 100
-    assert counted.made > 20
-
-
-def first_layer(trainer: hr.Trainer) -> nn.Linear:
-    return next(module for module in trainer.model.modules() if isinstance(module, nn.Linear))
-
-
-def hooked(trainer: hr.Trainer) -> None:
-    first_layer(trainer).register_forward_hook(lambda module, given, result: 2 * result)
-
-
-def frozen(trainer: hr.Trainer) -> None:
-    first_layer(trainer).weight.requires_grad_(False)
-
-
-def emptied(trainer: hr.Trainer) -> None:
-    trainer.optimizers[""].zero_grad()
-    for param in trainer.model.parameters():
-        param.grad = None
-
-
-def replaced(trainer: hr.Trainer) -> None:
-    layer = first_layer(trainer)
-    layer.weight.data = layer.weight.data * 2
-
-
-CHANGES: dict[str, Callable[[hr.Trainer], Any]] = {
-    "nothing": lambda trainer: None,
-    "a hook": hooked,
-    "frozen": frozen,
-    "gradients are gone": emptied,
-    "weights are elsewhere": replaced,
-    "weights in place": lambda trainer: first_layer(trainer).weight.data.mul_(2),
-    "a rate": lambda trainer: trainer.optimizers[""].param_groups[0].update(lr=0.5),
-    "momentum": lambda trainer: trainer.optimizers[""].param_groups[0].update(momentum=0.5),
-    "clipping": lambda trainer: setattr(trainer, "clip_norm", 0.01),
-    "a hook of the optimizer": lambda trainer: trainer.optimizers[""].register_step_pre_hook(
-        lambda optimizer, *_: optimizer.param_groups[0].update(lr=0.3)
-    ),
-    "released": lambda trainer: trainer.release(),
-    "another mode": lambda trainer: trainer.model.eval(),
-}
-
-
-@pytest.mark.parametrize("build", [plain, normalised])
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_between_two_updates_by_hand_is_seen(change: str, build: Any, counted: Counted) -> None:
-    ends = []
-    for tape in (False, "auto"):
-        torch.manual_seed(5)
-        trainer = make(build, torch.optim.SGD, 0.05, tape=tape)
-        losses = []
-        for k in range(40):
-            if k in (20, 23):
-                CHANGES[change](trainer)
-            rows = slice(8 * k, 8 * k + 8)
-            outcome = trainer.train_step(hr.Batch({"x": X[rows], "y": Y[rows]}))
-            losses.append({name: term.sum for name, term in outcome.terms.items()})
-        gradients = [param.grad for param in trainer.model.parameters()]
-        ends.append(state([losses, gradients, trainer.model]))
-    assert same(*ends)
-    assert counted.alone > 10 or build is normalised, "batches by hand are repeats, too"
-
-
-def test_an_optimizer_whose_step_is_an_object_makes_every_update(counted: Counted) -> None:
-    class Step:
-        made = 0
-
-        def __call__(self, optimizer: torch.optim.SGD, closure: Any = None) -> None:
-            Step.made += 1
-            torch.optim.SGD.step(optimizer, closure)
-
-    class Own(torch.optim.SGD):
-        elementwise, step = True, Step()  # type: ignore[assignment]
-
-    trainer = make(optimizer=Own)
-    trained(trainer, False)
-    assert Step.made == trainer.history.last["step"] > 100
-    assert counted.made == 0

@@ -189,12 +189,6 @@ def test_the_last_so_many_stay(keep: int | str, there: list[int], tmp_path: Path
     assert steps_in(tmp_path) == there
 
 
-def test_the_best_stay_beyond_the_last(tmp_path: Path) -> None:
-    scripted(tmp_path, 3, 1, 2, 4, 5, keep=2)
-    assert steps_in(tmp_path) == [10, 20, 25]
-    assert hr.load_weights(network(), tmp_path) == 10
-
-
 def test_the_best_k_stay_beyond_the_last(tmp_path: Path) -> None:
     scripted(tmp_path, 3, 1, 9, 2, 8, 7, k=2, keep=1)
     assert steps_in(tmp_path) == [10, 20, 30]
@@ -301,15 +295,6 @@ def test_load_weights_verifies_what_it_reads(name: str, tmp_path: Path) -> None:
         assert hr.load_weights(model, tmp_path, which="last") == 5
 
 
-def test_load_weights_keeps_the_dtype_and_the_place_of_the_model_and_disturbs_no_random_numbers(tmp_path: Path) -> None:
-    fit(tmp_path)
-    model = network(7)
-    places, state = [p.data_ptr() for p in model.parameters()], torch.get_rng_state()
-    hr.load_weights(model, tmp_path, which="last")
-    assert [p.data_ptr() for p in model.parameters()] == places
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 # --- compiled models ------------------------------------------------------------------------------------------
 
 
@@ -325,16 +310,6 @@ def compiled(model: nn.Module, how: str) -> nn.Module:
 
 
 HOW = ["not", "whole", "part", "in place"]
-
-
-@pytest.mark.slow
-def test_load_weights_takes_a_model_whether_or_not_it_is_compiled(tmp_path: Path) -> None:
-    """One that is compiled, and has not been called yet."""
-    plain = fit(tmp_path, epochs=1).model
-    for how in HOW:
-        wrapped = compiled(network(3), how)
-        assert hr.load_weights(wrapped, tmp_path, which="last") == 5
-        assert all(map(torch.equal, wrapped.state_dict().values(), plain.state_dict().values()))
 
 
 @pytest.mark.slow

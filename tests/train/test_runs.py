@@ -139,12 +139,6 @@ def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path) == []
 
 
-def test_must_goes_on(tmp_path: Path) -> None:
-    left_at(tmp_path / "run", 3)
-    seen = [info.resumed for info in make().steps(DATA, VAL, run=hr.Run(tmp_path / "run", resume="must"), epochs=2)]
-    assert seen == [3] * 7
-
-
 def test_must_refuses_a_run_that_is_not_there_and_makes_none(tmp_path: Path) -> None:
     trainer = make()
     with pytest.raises(hr.RunError, match=r"resume='must'.*nowhere"):
@@ -175,13 +169,6 @@ def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path: Pa
         fit(trainer, tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b"chapter one"}
     fit(trainer, None)
-
-
-def test_a_file_in_place_of_a_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("not a directory")
-    with pytest.raises(hr.RunError, match="run"):
-        fit(make(), tmp_path / "run")
-    assert (tmp_path / "run").read_text() == "not a directory"
 
 
 def test_one_trainer_goes_on_with_its_own_run(tmp_path: Path) -> None:
@@ -290,14 +277,6 @@ def test_the_model_ends_as_best_while_the_last_checkpoint_stays_the_last(tmp_pat
     assert Store(tmp_path / "run" / "checkpoints", None).steps()[-1] == 30
     assert same(weights_of(tmp_path / "run", 30), plain.model)
     assert not same(trainer.model, plain.model)
-
-
-def test_a_run_in_steps_that_is_made_longer_within_an_epoch_has_the_same_weights(tmp_path: Path) -> None:
-    parts, whole = make(), make()
-    fit(parts, tmp_path / "run", epochs=None, steps=3)
-    fit(parts, tmp_path / "run", epochs=None, steps=9)
-    fit(whole, None, epochs=None, steps=9)
-    assert same(parts.model, whole.model)
 
 
 def test_one_that_is_made_longer_within_an_epoch_goes_on_counting_its_batches(tmp_path: Path) -> None:

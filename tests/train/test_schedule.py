@@ -242,12 +242,6 @@ def test_rates_by_lengths_hold_from_the_first_batch_at_their_point(given: Any, e
     assert used(make(given, rate=7.0)) == expected
 
 
-def test_the_report_shows_the_rate_of_the_last_update() -> None:
-    trainer = make(lambda p: 1 - p)
-    used(trainer)
-    assert trainer.history["rate"] == pytest.approx([0.6, 0.1])
-
-
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [(lambda p: 1 - p, [2, 1.6, 1.2, 0.8, 0.4]), ({0: 1.0, "2 steps": 0.1}, [1, 1, 0.1, 0.1, 0.1])],

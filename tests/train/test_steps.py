@@ -55,16 +55,6 @@ def test_steps_shows_where_the_loop_is_after_every_update() -> None:
     assert ordinary(trainer)
 
 
-def test_steps_is_the_loop_of_fit() -> None:
-    driven, fitted = make(), make()
-    torch.manual_seed(3)
-    for info in driven.steps(DATA, val=DATA, epochs=2, validate_every="3 steps"):
-        history = info.history
-    torch.manual_seed(3)
-    assert fitted.fit(DATA, val=DATA, epochs=2, validate_every="3 steps", progress=False).rows == history.rows
-    assert same(driven, fitted)
-
-
 def test_steps_can_be_left_early() -> None:
     trainer = make()
     trainer.model[3].eval()
@@ -72,16 +62,10 @@ def test_steps_can_be_left_early() -> None:
         assert not trainer.model[3].training
         if info.step == 3:
             break
+    assert trainer.history.stopped == "left"
     assert ordinary(trainer)
     assert [m.training for m in trainer.model] == [True, True, True, False, True]
     trainer.fit(DATA, epochs=1, progress=False)
-
-
-def test_a_training_that_is_left_says_so_in_its_history() -> None:
-    trainer = make()
-    for _ in trainer.steps(DATA):
-        break
-    assert trainer.history.stopped == "left"
 
 
 def test_an_interval_may_be_asked_for_by_its_name_and_is_none_of_the_clock() -> None:
@@ -152,19 +136,6 @@ def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None
     assert ordinary(trainer)
 
 
-def test_step_and_fit_and_validate_mix() -> None:
-    trainer = make()
-    trainer.step((X[:16], Y[:16]))
-    trainer.validate(DATA)
-    trainer.fit(DATA, epochs=1, progress=False)
-    assert ordinary(trainer)
-    trainer.step((X[:16], Y[:16]))
-    assert trainer.predict(X).shape == (ROWS, 3)
-    trainer.release()
-    trainer.release()
-    assert ordinary(trainer)
-
-
 class Pair(NamedTuple):
     logits: Tensor
     inner: Any
@@ -214,13 +185,6 @@ def test_predict_keeps_outputs_that_are_no_tensors(extra: Any) -> None:
     many = make(trainer.model, macrobatch=3 * BATCH).predict(X)
     torch.testing.assert_close(many["logits"], once["logits"])
     assert (once["extra"], many["extra"]) == ([extra], [extra] * 4)
-
-
-def test_predict_from_a_source_works_twice() -> None:
-    trainer, source = make(), hr.Reader(hr.ArrayTable({"x": X}), "none", max_epochs=1)
-    first = trainer.predict(source)
-    assert first.shape == (ROWS, 3)
-    torch.testing.assert_close(trainer.predict(source), first)
 
 
 def test_predict_is_made_in_eval_mode_without_gradients() -> None:
@@ -286,15 +250,6 @@ def test_every_module_has_its_own_mode_back(owner: str, call: str, raises: bool)
     trains = call in ("fit", "steps", "step")
     assert set(one.seen) == {trains and owner != "froze one"}
     assert set(other.seen) == {trains}
-
-
-def test_validation_within_a_training_gives_train_mode_back() -> None:
-    model = nn.Sequential(Modes(), nn.Linear(6, 3), Modes())
-    model[0].eval()
-    make(model).fit(DATA, val=DATA, epochs=2, progress=False)
-    assert not any(model[0].seen)
-    assert model[2].seen == ([True] * 4 + [False] * 4) * 2
-    assert [m.training for m in model] == [False, True, True]
 
 
 class Leaves(hr.Elastic):

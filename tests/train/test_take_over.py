@@ -13,20 +13,16 @@ from kit.fault_harness import (
     Death,
     Died,
     Fail,
-    Kill,
     Trace,
     contents_again,
     contents_of,
     difference,
     goes_on,
     hashes,
-    in_child,
     performing,
     place,
     scratch,
-    sound,
 )
-from kit.sampled import sampled
 
 from headrace.errors import RunError
 from headrace.store.checkpoints import Keep, Store
@@ -102,19 +98,6 @@ def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
     assert set(seen) == {"old", "new"}
 
 
-@pytest.mark.slow
-def test_a_process_that_is_killed_leaves_one_of_the_two(root: Path) -> None:
-    for at, when in sampled(places(names := operations(root, Keep(1))), keep=[(len(names) - 1, "after")], of=12):
-        path = shutil.copytree(root / "template", root / f"{at}-{when}")
-
-        def save(path: Path = path, at: int = at, when: str = when) -> None:
-            with performing(Kill(at=at, when=when)):
-                take_over(path, Keep(1))
-
-        assert in_child(save).killed
-        left(path, Keep(1))
-
-
 def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Path) -> None:
     lost = []
     for at, name in enumerate(operations(root, Keep(None))):
@@ -163,9 +146,3 @@ def test_what_is_not_of_this_run_stays_as_it_is(root: Path) -> None:
     take_over(path, Keep(1))
     assert one_of_the_two(path) == "new"
     assert hashes(other) == before
-
-
-def test_where_there_is_none_of_the_step_it_is_a_save_like_any_other(root: Path) -> None:
-    path = root / "fresh"
-    Store(path, RUN).save(contents_of(STEP), again=True)
-    sound(Store(path, RUN), [STEP])
