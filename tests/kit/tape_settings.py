@@ -434,18 +434,6 @@ SETTINGS.update(
 
 
 @add
-def code_of_forward_replaced() -> Cheat:
-    def forward(self: Any, x: Tensor) -> Any:
-        return self.leave(torch.relu(self.enter(x)))
-
-    def other(self: Any, x: Tensor) -> Any:
-        return self.leave(torch.tanh(self.enter(x)))
-
-    model: Net = type("Own", (Net,), {"forward": forward})()
-    return Cheat(model, change=lambda: setattr(forward, "__code__", other.__code__))
-
-
-@add
 def cell_of_a_closure() -> Cheat:
     factor = 1.0
 
@@ -486,20 +474,6 @@ def function_that_counts_on_itself() -> Cheat:
 
     scale.calls = 0  # type: ignore[attr-defined]
     return Cheat(scaled(scale))
-
-
-@add
-def decorated() -> Cheat:
-    box = [1.0]
-
-    def times(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs) * box[0]
-
-        return wrapper
-
-    return Cheat(scaled(times(lambda self: 1.0)), change=lambda: box.__setitem__(0, 3.0))
 
 
 @add

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -354,13 +354,6 @@ TORCH["weight_normalised"] = lambda: Cheat(plain(nn.utils.parametrizations.weigh
 TORCH["orthogonal"] = lambda: Cheat(plain(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))))
 
 
-@add
-def pruned() -> Cheat:
-    model = plain(nn.Linear(8, 8))
-    prune.random_unstructured(model[1], "weight", 0.3)
-    return Cheat(model, change=lambda: model[1].weight_mask.zero_())
-
-
 TORCH["checkpointed_with_a_state"] = lambda: _listened(
     lambda self, x, box: Net.forward(self, checkpoint(lambda x: x * box[0], x, use_reentrant=False))
 )
@@ -510,10 +503,6 @@ TORCH.update(
         "whether_a_parameter_is_trained": lambda: late_in(
             scaled(lambda self: 1.0 if self.enter.bias.requires_grad else 3.0),
             lambda model: model.enter.bias.requires_grad_(False),
-        ),
-        "names_of_parameters": lambda: late_in(
-            scaled(lambda self: float(len([name for name, _ in self.named_parameters()]))),
-            lambda model: model.register_parameter("more", nn.Parameter(torch.ones(2), requires_grad=False)),
         ),
         "module_that_appears": lambda: late_in(
             scaled(lambda self: 1.0 + sum(1 for _ in self.modules())),

@@ -29,7 +29,7 @@ train(8, False)
 train(1536, sys.argv[1] == "by hand")
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM:")).split()[1])
 """
-WEIGHTS_KB = 4 * 1536**2 * 4 / 1536
+WEIGHTS_KB = 4 * 1536**2 * 4 / 1024
 
 
 def peak_kb(how: str) -> int:
