@@ -1,7 +1,6 @@
 """Torch's optimizers with settings that they may have, by name; those that step by one fused kernel stand apart."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import optim
 
