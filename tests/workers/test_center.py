@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +21,8 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.compat import dislib
+from headrace.workers.center import Center, HostWeights, Leases
+from headrace.workers.comm import Null
 from headrace.workers.here import here
 
 UNEVEN = [
@@ -253,6 +257,53 @@ def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(
 ) -> None:
     for stop in range(2, 30, 3):
         go_on_from([stop], given, network, tmp_path / str(stop))
+
+
+# --- workers that do not come ---------------------------------------------------------------------------------
+
+
+class Impatient(Null):
+    timeout_s = 0.1
+
+
+def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_workers_wait() -> None:
+    center = Center(HostWeights({"w": torch.zeros(1)}), Leases(8, 4, 8), hr.Elastic().merge, 1)
+    client = Impatient().open_center(center)
+    for _ in range(2):
+        center.leases.lease(1)  # all rows are with another worker
+    begun = time.monotonic()
+    while time.monotonic() < begun + 0.3:
+        center.exchanges += 1  # the other worker is slow, and not gone
+        client.wait(client.call("lease"))
+
+    def wait() -> None:
+        while time.monotonic() < begun + 30:
+            client.wait(client.call("lease"))
+
+    with pytest.raises(hr.WorkerError, match=r"none has come to the center for 0\.1 s.* raise timeout_s"):
+        wait()
+
+
+def trained_until_killed(strategy: hr.Strategy) -> None:
+    model = merges.Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, strategy=strategy)
+    for info in trainer.steps(merges.data(72), epochs=100, progress=False):
+        if here().shard.index == 1 and info.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_a_worker(at: str) -> None:
+    os.environ[merges.AT] = at
+    fork_workers()
+    with pytest.raises(hr.WorkerError, match=r"worker 1 .*was killed"):
+        hr.launch(trained_until_killed, hr.Elastic("2 steps"), workers=3, engine="processes")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_all_others_with_an_error_that_names_it(tmp_path: Path) -> None:
+    with start(lose_a_worker, tmp_path, tmp_path, limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
 
 
 # --- a strategy of one's own ------------------------------------------------------------------------------
