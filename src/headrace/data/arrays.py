@@ -110,7 +110,7 @@ def _sampled(tensor: Tensor) -> Tensor:
     k, step = torch.arange(PLACES), (tensor.numel() - RUN) // PLACES
     firsts = k * step + k * SCATTER % step  # without it the same columns might be met in every row
     places = (firsts[:, None] + torch.arange(RUN)).to(tensor.device)
-    return tensor[torch.unravel_index(places, tensor.shape)]
+    return tensor.view(-1)[places] if tensor.is_contiguous() else tensor[torch.unravel_index(places, tensor.shape)]
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
