@@ -116,6 +116,8 @@ def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(c
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=350, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-5000:]
+    for actor in cluster.util.list_named_actors(all_namespaces=True):  # Ray's own, which stay in the cluster
+        cluster.kill(cluster.get_actor(actor["name"], namespace=actor["namespace"]))
     assert (tmp_path / "lost-2").exists(), "one of two workers was lost"
     rows = [json.loads(line) for line in (tmp_path / "shown" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == 3 * 300, "every row once an epoch"
@@ -132,7 +134,7 @@ def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(c
         ({"workers": 3, "devices": [0, 1]}, "needs a device of its own"),
         ({"devices": [0, 1]}, "devices= is for engine='processes'; engine='ray' starts workers on a cluster"),
         ({"address": "127.0.0.1:1"}, "no Ray cluster at '127.0.0.1:1'"),
-        ({}, "no Ray cluster at 'auto' .* Could not find any running Ray instance.* ray start --head"),
+        ({}, r"no Ray cluster at 'auto' .*: Could not find any running Ray instance\. Start one \(ray start --head\)"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
