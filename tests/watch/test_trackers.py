@@ -15,7 +15,8 @@ from torch import nn
 
 import headrace as hr
 from headrace.watch import trackers
-from headrace.watch.files import LogFile, numbers
+from headrace.watch.files import LogFile
+from headrace.watch.rows import numbers
 from headrace.watch.tensorboard import TensorBoard
 from headrace.watch.trackers import MLflow, Tracker, WandB
 

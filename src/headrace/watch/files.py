@@ -6,33 +6,21 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..store import disk
-from ..store.document import COUNTERS, Row
+from ..store.document import COUNTERS
 from .callback import Callback
+from .rows import numbers
 
 if TYPE_CHECKING:
     from .info import Info
 
 LOG = "log.txt"
-
-
-def numbers(row: Row, within: str = "") -> dict[str, float]:
-    """The single numbers of a report by key, without counters, words and matrices."""
-    flat: dict[str, float] = {}
-    for key, value in row.items():
-        if isinstance(value, float | Real) and not isinstance(value, bool):  # float first: it is quick, and usual
-            if within or key not in COUNTERS:
-                flat[f"{within}{key}"] = float(value)
-        elif isinstance(value, Mapping):
-            flat |= numbers(value, f"{within}{key}/")
-    return flat
 
 
 class OutputPath:

@@ -1,11 +1,11 @@
 """The rows of a history: their numbers by key, which row is the best, and how numbers are shown."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from ..store.document import Row
+from ..store.document import COUNTERS, Row
 
 FAMILIES = ("train", "val", "test")
 
@@ -20,6 +20,23 @@ def number(value: Any) -> float | None:
     if isinstance(value, int | float):
         return None if isinstance(value, bool) else value
     return float(value) if isinstance(value, Real) else None  # NumPy's, of a metric of somebody's own
+
+
+def flattened(tree: Mapping[str, Any], mark: str = ".", within: str = "") -> dict[str, Any]:
+    """Values within others by names with marks, as in "optimizer.groups.lr"; of a list of such by their places."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            value = dict(enumerate(value)) if len(value) > 1 else value[0]
+        name = f"{within}{key}"
+        flat |= flattened(value, mark, f"{name}{mark}") if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """The single numbers of a report by key, without counters, words and matrices."""
+    flat = flattened({key: value for key, value in row.items() if key not in COUNTERS}, "/")
+    return {key: float(plain) for key, value in flat.items() if (plain := number(value)) is not None}
 
 
 def keys_of(rows: Iterable[Row]) -> list[str]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..store import disk
 from ..store.document import Row
 from .callback import Callback
-from .files import OutputPath, numbers
+from .files import OutputPath
+from .rows import numbers
 
 if TYPE_CHECKING:
     from .info import Info

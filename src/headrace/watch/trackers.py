@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..store.document import Row
 from .callback import Callback
-from .files import numbers
-from .rows import was_interrupted
+from .rows import flattened, numbers, was_interrupted
 
 if TYPE_CHECKING:
     from .info import Info
@@ -212,16 +211,6 @@ def settings(info: Info) -> dict[str, Any]:
     """The settings of a training, each by a name with dots."""
     limits = {limit.unit: limit.count for limit in info.limits}
     return flattened({**info.trainer.resume_settings, "limits": limits})
-
-
-def flattened(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Settings within others by names with dots, as in "optimizer.groups.lr"; lists of settings by their numbers."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item):
-            item = dict(enumerate(item)) if len(item) > 1 else item[0]
-        flat |= flattened(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
-    return flat
 
 
 class MLflow(Tracker):

@@ -13,8 +13,7 @@ from ...store.document import Row
 from ..charts import axis_of, panels
 from ..history import cells, place_of, shown
 from ..progress import span
-from ..rows import number, written
-from ..trackers import flattened
+from ..rows import flattened, number, written
 from .read import RunContents
 from .scores import PerClass, Scores, scores
 from .svg import chart
