@@ -93,6 +93,7 @@ class MinibatchSource:
         mix = window if order == "blocks" else 1
         swept = _SweepOrder(len(table), order, seed=randomization_seed, block=table.block, mix=mix)
         self._infos, self._sizes, self._chunk = table.infos, table.sizes.numpy(), table.block or table.chunk_rows
+        self._per_sample = len(table) / max(1, self._sizes.sum())
         self.streams = Record(**{info.m_name: info for info in self._infos})
         self._limit, self._sweeps, self._seen, self._is_random = min(max_samples, MANY), max_sweeps, 0, random
         self._reader = Reader(table, "none")
@@ -152,7 +153,7 @@ class MinibatchSource:
         stop, passed, total = begin, self._seen, 0
         room = min(room, self._limit - passed)
         while stop < self._end and passed < self._limit:
-            reach = min(self._end, stop + (room + 1) * count + 1024)
+            reach = min(self._end, stop + int(room * self._per_sample) * count + 64)
             lengths, mine = self._lengths(stop, reach), self._is_mine(stop, reach, count, own)
             sums = total + np.cumsum(lengths * mine)
             full = int(np.searchsorted(sums, room))  # the sequence with which it has as many samples as it may have
