@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import headrace as hr
 from headrace import vision
+from headrace.app.recipe import load_recipe
 
 draw_shapes = runpy.run_path(str(Path(__file__).parents[1] / "recipes" / "shapes.py"))["draw_shapes"]
 
@@ -277,7 +278,7 @@ def measure_recipes(report: Report) -> None:
     torch.set_num_threads(2)
     rows = []
     for name, (key, least) in RECIPES.items():
-        recipe = runpy.run_path(str(Path(__file__).parents[1] / "recipes" / f"{name}.py"))[name]()
+        recipe = load_recipe(str(Path(__file__).parents[1] / "recipes" / f"{name}.py"))
         start, used = time.perf_counter(), time.process_time()
         score = recipe.run(progress=False).last[key]
         minutes, used = (time.perf_counter() - start) / 60, (time.process_time() - used) / 60
