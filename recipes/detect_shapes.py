@@ -26,7 +26,7 @@ def detect_shapes(
     model = vision.Detector(classes=4, channels=1, widths=(8, 16, 32, 64, 64), features=32)
     trainer = hr.Trainer(
         model,
-        vision.Detection(bbox_heads_weight=4.0, most=20),
+        vision.Detection(bbox_heads_weight=4.0, max_boxes=20),
         torch.optim.Adam(model.parameters(), lr=lr),
         batch_size=batch_size,
         target="bbox",
