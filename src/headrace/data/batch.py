@@ -75,9 +75,11 @@ class Stream:
 
     def fits(self, other: "Stream") -> bool:
         """Whether two streams agree; a size of -1 agrees with any other."""
-        kinds = [(each.name, each.dtype, each.layout, each.sequence, len(each.shape)) for each in (self, other)]
-        sizes = zip(self.shape, other.shape, strict=False)
-        return kinds[0] == kinds[1] and all(a == b or ANY in (a, b) for a, b in sizes)
+        if (self.dtype, self.layout, self.sequence) != (other.dtype, other.layout, other.sequence):
+            return False
+        if self.name != other.name or len(self.shape) != len(other.shape):
+            return False
+        return all(a == b or ANY in (a, b) for a, b in zip(self.shape, other.shape, strict=True))
 
 
 @lru_cache(1024)  # a loop of one's own asks at every step
@@ -260,8 +262,9 @@ class Macrobatch:
         columns = zip(parts, self.counts, self.totals, self.cursors, strict=True)
         batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
         batches[-1].ends_epoch = self.ends_epoch
-        for batch in batches if len(batches) > 1 else []:
-            batch.macrobatch = self.fields
+        if len(batches) > 1:
+            for batch in batches:
+                batch.macrobatch = self.fields
         return batches
 
     def only(self) -> Batch:

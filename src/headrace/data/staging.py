@@ -83,9 +83,15 @@ class Copy:
     def start(self, macrobatch: Macrobatch) -> Macrobatch:
         """Begins the copy; returns without waiting for it."""
         macrobatch.copy_if_shared(self.device)
-        tensors = macrobatch.tensors()
+        fields = macrobatch.fields.values()
+        if not all(type(field) is torch.Tensor and field.device == self.device for field in fields):
+            return self._move(macrobatch)
+        return self._finished(macrobatch)
+
+    def _move(self, macrobatch: Macrobatch) -> Macrobatch:
+        """Copies whatever is not there, unless all of it is."""
         there = all(has_rows(field) for field in macrobatch.fields.values())
-        if there and all(tensor.device == self.device for tensor in tensors):
+        if there and all(tensor.device == self.device for tensor in macrobatch.tensors()):
             return self._finished(macrobatch)
         if self._stream is None:
             macrobatch.fields = Batch(macrobatch.fields, sum(macrobatch.counts)).to(self.device).fields
