@@ -247,6 +247,7 @@ def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Tra
     return hr.Trainer(model or Through(), copy.deepcopy(loss), lambda params: torch.optim.SGD(params, 0.1), **options)
 
 
+@pytest.mark.slow
 def test_validation_in_batches_gives_the_mean_over_the_whole_set() -> None:
     found = {n: trainer(case.term).validate(case.streams(), batch_size=7)["val/loss"] for n, case in MEANS.items()}
     assert found == {name: pytest.approx(case.expected.item(), rel=1e-12) for name, case in MEANS.items()}

@@ -72,6 +72,7 @@ def test_a_random_model_gives_the_bits_of_the_raw_loop(seed: int) -> None:
     assert not differing(expected, found), f"{case.text}: {note}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has .* with microbatches:UserWarning")
 @given(st.integers(0, 2**32))
 @settings(max_examples=40 if EVERY in os.environ else 4, deadline=None)
@@ -82,6 +83,7 @@ def test_a_random_model_in_microbatches_gives_the_bits_of_torch(seed: int) -> No
     assert not differing(expected, found), f"{case.text}: {note}"
 
 
+@pytest.mark.slow
 def test_random_models_are_replayed() -> None:
     """The control: most are not left to torch."""
     found = [taped_or_not(random_case(Random(seed))) for seed in range(8)]

@@ -186,6 +186,7 @@ def go_on_in_the_same_process(run: str) -> None:
     tell("digest " + trainees.digest(trainer))
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_preempted_validates_predicts_and_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(go_on_in_the_same_process, tmp_path, run) as child:

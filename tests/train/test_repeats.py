@@ -287,6 +287,7 @@ def frozen_by(who: str, tape: Any) -> Any:
     return *trained(trainer, False, torch.utils.data.DataLoader(rows, batch_size=BATCH), epochs=4), freezes.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["the source", "the schedule"])
 def test_what_is_called_between_two_updates_may_change_the_model(who: str) -> None:
     weights, rows, calls = frozen_by(who, False)

@@ -168,6 +168,7 @@ def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_b
     assert list(found["train/loss"]) == list(history["train/loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Stream has no state_dict", "ignore:.*does not shard")
 def test_workers_that_read_a_source_without_state_go_on_from_the_beginning_of_an_epoch(tmp_path: Path) -> None:
     def trained(run: Path | None, limit: int) -> Any:

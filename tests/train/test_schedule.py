@@ -199,6 +199,7 @@ RESUMED: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_schedule_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
     schedule, source = RESUMED[name]

@@ -29,6 +29,7 @@ def trained(hinted: bool, model: nn.Module | None = None, **options: Any) -> tup
     return list(model.state_dict().values()), torch.get_rng_state()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_the_hint_is_printed_once_and_changes_no_bit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
