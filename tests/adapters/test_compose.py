@@ -92,15 +92,6 @@ def test_views_of_views_hold_the_rows_that_plain_lists_say(
     assert made.fingerprint() == made.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["words", "steps"])
-def test_a_view_is_packed_by_items_as_its_rows_alone_are(name: str) -> None:
-    made = compose.filter(compose.skip(compose.concat(table(range(20)), table(range(40, 60))), 5), odd)
-    alone = table(ids(made))
-    batches = [hr.Reader(each, seed=2, count=name).next_macrobatch(9, 200) for each in (made, alone)]
-    assert batches[0].counts == batches[1].counts
-    assert [plain(b) for b in batches[0].batches()] == [plain(b) for b in batches[1].batches()]
-
-
 def test_tables_larger_than_what_is_looked_at_together_are_filtered_and_split() -> None:
     numbers = torch.arange(150_000)
     large = named(id=numbers, y=numbers % 3)
@@ -148,13 +139,6 @@ def test_tables_that_cannot_stand_side_by_side_are_told_why(tables: list[Any], e
 # --- concat ------------------------------------------------------------------------------------------------
 
 
-def test_concat_of_sparse_rows_with_and_without_values_keeps_both() -> None:
-    ones = hr.ArrayTable({"s": Sparse.one_hot(torch.tensor([1, 0]), 3)})
-    more = hr.ArrayTable({"s": Sparse(torch.tensor([2]), torch.tensor([0.5]), torch.tensor([0, 1]), 3)})
-    found = compose.concat(ones, more).take(torch.tensor([2, 0]))["s"]
-    assert found.to_dense().tolist() == [[0, 0, 0.5], [0, 1, 0]]
-
-
 @pytest.mark.parametrize(
     ("tables", "error"),
     [
@@ -194,13 +178,6 @@ def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
 
 
 # --- take, skip, filter ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [-1, 2.5, "3", True, None])
-@pytest.mark.parametrize("cut", [compose.head, compose.skip])
-def test_take_and_skip_want_a_number_of_rows(cut: Callable[..., hr.Table], rows: Any) -> None:
-    with pytest.raises(hr.ConfigError, match=rf"{cut.__name__}\(\) takes a number of rows, at least"):
-        cut(table(range(4)), rows)
 
 
 def test_filter_looks_at_sequences_and_takes_numpy_for_an_answer() -> None:
@@ -276,10 +253,3 @@ def test_a_fingerprint_is_that_of_the_rows_however_often_they_are_put_together()
 def test_a_source_has_no_rows_by_number_and_is_refused(made: Callable[[hr.Source], Any]) -> None:
     with pytest.raises(hr.HeadraceError, match=r"rows by number"):
         made(counted(3))
-
-
-def test_whatever_fit_takes_can_be_composed() -> None:
-    arrays = {"id": np.arange(4)}
-    assert ids(compose.concat(arrays, arrays)) == [0, 1, 2, 3] * 2
-    made = compose.head((torch.zeros(5, 2), torch.arange(5)), 3)
-    assert made.rows(0, 3)["y"].tolist() == [0, 1, 2]

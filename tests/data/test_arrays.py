@@ -1,7 +1,6 @@
 """Arrays become tables where they are: nothing is copied that need not be, and what cannot be used is named."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +30,6 @@ def every_warning() -> Iterator[None]:
 
 
 # --- in place --------------------------------------------------------------------------------------------
-
-
-def test_a_tensor_is_used_in_place() -> None:
-    tensor = torch.randn(10, 3)
-    part = hr.ArrayTable({"x": tensor}).rows(2, 6)
-    assert part.rows == 4
-    assert part["x"].data_ptr() == tensor[2].data_ptr()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", "complex64"])
@@ -158,16 +150,6 @@ def test_the_fingerprint_is_that_of_the_values_wherever_they_are_in_memory() -> 
 # --- what users call data --------------------------------------------------------------------------------
 
 
-def test_data_becomes_a_table() -> None:
-    x, y = torch.zeros(5, 3), np.zeros(5)
-    names = {"x": ["x"], "pair": ["x", "y"], "dict": ["a", "b", "c"]}
-    made = {"x": x, "pair": (x, y), "dict": {"a": x, "b": y, "c": x}}
-    for kind, data in made.items():
-        assert [stream.name for stream in as_table(data).streams] == names[kind]
-    table = hr.ArrayTable({"x": x})
-    assert as_table(table) is table
-
-
 def test_a_batch_is_the_rows_that_it_holds() -> None:
     batch = hr.Batch({"x": torch.randn(3, 2), "words": hr.Ragged.of([[1], [], [2, 3]]), "y": torch.arange(3)})
     table = as_table(batch)
@@ -205,14 +187,6 @@ def test_columns_by_name_may_be_lists_and_what_pandas_holds() -> None:
     assert len(as_table({"x": torch.zeros(0, 2)})) == len(as_table(frame[:0])) == 0
     assert as_table(frame["b"]).rows(0, 2)["x"].tolist() == [0.5, 1.5]
     assert as_table({"x": [[1.5, 2], [3, 4]]}).streams[0] == hr.Stream("x", (2,))  # a float of Python has no width
-
-
-def test_a_list_of_paths_is_one_table(tmp_path: Path) -> None:
-    for k in range(2):
-        np.save(tmp_path / f"{k}.npy", np.arange(3) + 10 * k)
-    paths = [tmp_path / "0.npy", tmp_path / "1.npy"]
-    for given in (paths, [str(path) for path in paths]):
-        assert as_table(given).rows(0, 6)["x"].tolist() == [0, 1, 2, 10, 11, 12]
 
 
 def test_a_list_is_batches() -> None:

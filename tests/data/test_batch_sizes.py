@@ -113,12 +113,6 @@ def test_staging_changes_no_bit(name: str, macrobatch: int | str) -> None:
     assert same(plain, staged)
 
 
-def test_one_size_for_ever_is_the_size_alone() -> None:
-    one, other = make(7), make({0: 7, "99 epochs": 3})
-    assert trace(one, (X, Y), epochs=2) == trace(other, (X, Y), epochs=2) == sizes({0: 7}, 2)
-    assert same(one, other)
-
-
 def test_a_batch_is_filled_with_rows_of_the_next_epoch_at_the_size_of_this_one() -> None:
     reader = hr.Reader(Elsewhere(COLUMNS), cross_epochs=True)
     seen = trace(make({0: 8, "1 epoch": 20}, macrobatch=1000), reader, epochs=3)

@@ -107,15 +107,6 @@ def test_a_limit_in_steps_or_samples_ends_it(kind: type[Stream], limit: Any, ste
     assert same(trainer, plain)
 
 
-def test_what_is_due_by_steps_is_done_within_the_only_epoch() -> None:
-    data = Stream(1).next_batch(20)
-    assert data is not None
-    history = make().fit(
-        Stream(), (data["x"], data["y"]), steps=9, validate_every="3 steps", log_every="3 steps", progress=False
-    )
-    assert len(history["val/loss"]) == 3
-
-
 def test_a_source_that_says_that_it_never_ends_and_does_is_told() -> None:
     class Liar(Stream):
         def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
@@ -180,15 +171,6 @@ def test_a_training_in_epochs_of_n_rows_is_resumed_bit_for_bit(
 
     # of 6 or 3 steps in an epoch
     stop_and_resume(made, [1, 5, 6, 11], tmp_path, lambda: compose.head(kind(), 22), epochs=3)
-
-
-@pytest.mark.parametrize("kind", [Stream, Ahead])
-def test_a_training_without_end_is_resumed_bit_for_bit_and_made_longer(kind: type[Stream], tmp_path: Path) -> None:
-    once, twice = make(macrobatch=16), make(macrobatch=16)
-    once.fit(kind(), steps=15, progress=False)
-    make(macrobatch=16).fit(kind(), steps=6, run=tmp_path / "run", progress=False)
-    twice.fit(kind(), steps=15, run=hr.Run(tmp_path / "run", resume="must"), progress=False)
-    assert same(once, twice)
 
 
 def test_without_state_a_run_says_what_it_cannot_keep(tmp_path: Path) -> None:

@@ -73,15 +73,6 @@ def test_epochs_of_any_source_keep_the_promises_of_sources(kind: str) -> None:
     check_source(lambda: compose.head(KINDS[kind](), 22), sizes=(6,), workers=(1, 3))
 
 
-def test_an_epoch_has_so_many_rows_and_the_next_goes_on() -> None:
-    source = compose.head(Endless(), 10)
-    assert epoch(source, 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert epoch(source, 4) == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
-    assert epoch(source, 100) == [list(range(20, 30))]
-    assert source.batches(4) == 3
-    assert source.batches(100) == 1
-
-
 @given(kind=st.sampled_from([*KINDS]), rows=st.integers(1, 120), size=st.integers(1, 50))
 def test_every_epoch_has_so_many_rows_whatever_it_is_made_of(kind: str, rows: int, size: int) -> None:
     period = 10**9 if kind == "endless" else ROWS

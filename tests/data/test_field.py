@@ -320,13 +320,6 @@ def test_gradients_reach_the_items_through_padding() -> None:
     assert (values.grad == 1).all()
 
 
-def test_with_values_keeps_the_sequences() -> None:
-    field = ragged([2, 0, 1])
-    other = field.with_values(torch.randn(3, 5))
-    assert other.lengths.tolist() == [2, 0, 1]
-    assert (other.shape, other.longest) == ((5,), 2)
-
-
 # --- on another device -----------------------------------------------------------------------------------
 
 

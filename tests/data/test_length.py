@@ -1,6 +1,5 @@
 """How long and how often: one small type, with the unit in the text or in the name of the argument."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,10 +30,6 @@ def test_a_length_is_a_number_and_a_unit(text: str, count: float, unit: str, aga
     assert length == hr.Length(count, unit)
     assert str(length) == again
     assert hr.Length.parse(again, "every") == hr.Length.parse(length, "every") == length
-
-
-def test_an_integer_of_another_library_is_a_count() -> None:
-    assert hr.Length.of(np.int64(3), "epochs", "epochs") == hr.Length(3, "epochs")
 
 
 # --- reaching --------------------------------------------------------------------------------------------
@@ -76,11 +71,3 @@ def test_an_interval_fires_when_the_floor_of_count_by_n_changes(n: int, updates:
         now = (counters.steps // n, counters.samples // n, counters.epochs // n)
         fired = [hr.Length(n, unit).fires(counters) for unit in ("steps", "samples", "epochs")]
         assert fired == [b != a for a, b in zip(before, now, strict=True)]
-
-
-def test_an_interval_in_samples_fires_once_for_a_batch_that_crosses_several() -> None:
-    length, counters, fired = hr.Length(10, "samples"), Counters(), []
-    for rows in (4, 4, 4, 35, 3, 0):
-        counters.samples, counters.rows = counters.samples + rows, rows
-        fired.append(length.fires(counters))
-    assert fired == [False, False, True, True, True, False]

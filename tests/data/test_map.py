@@ -1,10 +1,8 @@
 """A map changes rows as they are read, keeps their number, and knows what it makes."""
 
-from typing import Any
-
 import pytest
 import torch
-from kit.composed import Fields, ids, named, negated, plain, renamed, row, same, table
+from kit.composed import Fields, named, renamed, same, table
 
 import headrace as hr
 from headrace.adapters import compose
@@ -32,17 +30,6 @@ def test_map_knows_the_lengths_that_it_makes() -> None:
     batches = list(iter(lambda: reader.next_batch(12), None))
     assert sum(batch.rows for batch in batches) == 20
     assert all(batch.items("words") <= 12 for batch in batches)
-
-
-@pytest.mark.parametrize("change", [dict, dict.copy, lambda fields, keep=(): fields, lambda *fields: fields[0]])
-def test_any_callable_of_the_fields_will_do(change: Any) -> None:
-    assert plain(compose.map(table(range(4)), change).rows(1, 3)) == [row(1), row(2)]
-
-
-def test_maps_follow_one_another() -> None:
-    made = compose.map(compose.map(table(range(6)), negated), lambda f: {"x": f["x"] * 3, "id": f["id"]})
-    assert made.rows(2, 4)["x"].tolist() == [[-6, 3], [-9, 4.5]]
-    assert ids(compose.filter(made, lambda f: f["x"][:, 0] < -6)) == [3, 4, 5]
 
 
 def test_map_of_a_table_without_rows_has_its_streams() -> None:

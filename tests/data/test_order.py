@@ -53,14 +53,6 @@ def test_permutation_of_a_huge_n_is_invertible_and_without_collisions(n: int) ->
     assert (permutation.inverse(elements) == positions).all()
 
 
-def test_a_tweak_selects_a_permutation_of_its_own() -> None:
-    permutation, positions = Permutation(100, "test"), np.arange(100)
-    by_tweak = [permutation(positions, np.full(100, tweak)) for tweak in range(20)]
-    assert all(sorted(elements) == list(range(100)) for elements in by_tweak)
-    assert len({elements.tobytes() for elements in by_tweak}) == 20
-    assert (permutation.inverse(by_tweak[7], np.full(100, 7)) == positions).all()
-
-
 sizes = {
     "n": st.integers(1, 400),
     "kind": st.sampled_from(KINDS),

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.testing.makers import ragged_table
 
-LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]
-
 lengths = st.lists(st.integers(0, 9) | st.sampled_from([0, 30]), min_size=1, max_size=25)
 sizes = st.integers(1, 25)
 
@@ -88,12 +86,6 @@ def test_a_size_counts_the_items_of_the_stream_that_is_named() -> None:
 
 
 # --- however they are read -------------------------------------------------------------------------------
-
-
-def test_the_size_may_change_at_any_batch_and_the_order_does_not() -> None:
-    source = reader(LENGTHS, seed=2)
-    rows = [row for size in (1, 9, 3, 30, 2, 2, 30) for row in source.next_batch(size)["row"].tolist()]
-    assert rows == positions(source, 4)[: len(rows)]
 
 
 @pytest.mark.parametrize("stretch", [1, 2, 7, 64])

@@ -279,6 +279,10 @@ REFUSED: dict[str, list[Refusal]] = {
             (lambda n=n: hr.head(counted(9), n), ConfigError, r"head\(\) takes a number of rows, at least 1")  # type: ignore[misc]
             for n in (0, -1, 2.5, True)
         ],
+        *[
+            (lambda n=n: hr.skip(composed(range(4)), n), ConfigError, r"skip\(\) takes a number of rows, at least")  # type: ignore[misc]
+            for n in (-1, 2.5, "3", True, None)
+        ],
     ],
     "maps": [
         (lambda: mapped(lambda f: {"id": f["id"][::2]}), DataError, r"made 3 rows of 6.*filter\(\)"),

@@ -166,18 +166,10 @@ CASES = {
         hr.CrossEntropy(weight="by_item"), "tags", TAGS, lambda o, t, m, r, i: over(entropy(o, t), m * i)
     ),
     "squared error": Case(hr.MSE(), "number", 1, lambda o, t, m, r, i: over(squared(o, t), m)),
-    "squared errors": Case(hr.MSE(), "numbers", 2, lambda o, t, m, r, i: over(squared(o, t), m)),
-    "squared error, weights of rows": Case(
-        hr.MSE(weight="by_row"), "number", 1, lambda o, t, m, r, i: over(squared(o, t), m * r)
-    ),
     "squared errors, weights of items": Case(
         hr.MSE(weight="by_item"), "numbers", 2, lambda o, t, m, r, i: over(squared(o, t), m * i)
     ),
-    "absolute error": Case(hr.L1(), "number", 1, lambda o, t, m, r, i: over((o - t).abs(), m)),
     "binary": Case(hr.BinaryCrossEntropy(), "yes", 1, lambda o, t, m, r, i: over(binary(o, t), m)),
-    "binary, weights of items": Case(
-        hr.BinaryCrossEntropy(weight="by_item"), "yes", 1, lambda o, t, m, r, i: over(binary(o, t), m * i)
-    ),
     "mean over items": Case(hr.RowMean(rugged), "number", 1, lambda o, t, m, r, i: over((o - t).abs().pow(1.5), m)),
     "a sum": Case(0.02 * hr.MSE(reduce="sum"), "number", 1, lambda o, t, m, r, i: 0.02 * (squared(o, t) * m).sum()),
 }

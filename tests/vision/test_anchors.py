@@ -41,12 +41,6 @@ def test_anchors_find_what_they_overlap_and_the_best_of_a_box_finds_it_in_any_ca
     assert found.negative[1].all()
 
 
-def test_an_image_without_boxes_has_negative_anchors_only() -> None:
-    found = vision.match(ANCHORS, torch.zeros(2, 0, 4), torch.zeros(2, 0, dtype=torch.bool))
-    assert found.negative.all()
-    assert not found.positive.any()
-
-
 def by_hand(anchors: Tensor, boxes: Tensor) -> tuple[list[int], list[int]]:
     """For every anchor 1, 0 or −1 (ignored), and the box that it finds, one by one."""
     found = vision.overlaps(anchors, boxes).tolist()
