@@ -81,11 +81,12 @@ class HostGuard(Guard):
     read = staticmethod(float)
 
     def sound(self, update: Update, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool:
-        numbers = [*gradients, *update.buffers.moved()] if update.buffers.exist else gradients
-        number = float(total(numbers)) if numbers else 0.0
+        number = float(total(gradients)) if gradients else 0.0
         for term in outcome.terms.values():
             if term.coefficient:
                 number += term.sum
+        if update.buffers.exist and (moved := update.buffers.moved()):
+            number += float(total(moved))
         if math.isfinite(number) and all(map(math.isfinite, doubts.values())):
             return self.allows is None or self._is_allowed(update, outcome)
         terms = [(name, term.sum) for name, term in outcome.terms.items() if term.coefficient]
