@@ -334,7 +334,7 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
         if len(tensors) <= FEW:
             return torch.stack([each.sum() for each in tensors]).sum()
         if sum(each.numel() for each in tensors) <= JOINED:
-            return torch._C._nn.flatten_dense_tensors(tensors).sum()  # type: ignore[no-any-return]
+            return torch._C._nn.flatten_dense_tensors([*tensors]).sum()
     return norm_of(tensors)
 
 
