@@ -11,6 +11,7 @@ from kit.optimizers import OPTIMIZERS
 from kit.sampled import sampled
 from kit.small import same as equal
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import headrace as hr
 
@@ -125,14 +126,36 @@ def test_every_elementwise_optimizer_gives_the_bits_of_the_raw_loop(name: str) -
     assert any(not torch.equal(v, start[k]) for k, v in raw.state_dict().items())
 
 
-MODELS: list[Make] = [dropout_mlp, batchnorm_mlp, frozen_mlp, Tied, Sometimes, Channels]
+def spectral_mlp() -> nn.Module:
+    """A layer whose weight changes buffers whenever it is asked for."""
+    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(33, 37)), nn.ReLU(), nn.Linear(37, 7))
+
+
+class WithoutWeight(nn.Linear):
+    """A linear layer whose weight has another name."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.kernel = self.weight
+        del self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.kernel, self.bias)
+
+
+def renamed_mlp() -> nn.Module:
+    return nn.Sequential(WithoutWeight(33, 37), nn.ReLU(), nn.Linear(37, 7))
+
+
+MODELS: list[Make] = [dropout_mlp, batchnorm_mlp, frozen_mlp, Tied, Sometimes, Channels, spectral_mlp, renamed_mlp]
+NAMES = ["adam", "nesterov", "rmsprop", "adamw", "adam", "nesterov", "adam", "nesterov"]
 
 
 @pytest.mark.parametrize(
     ("make", "name"),
     sampled(
         product(MODELS, ["nesterov", "adam", "adamw", "rmsprop"]),
-        keep=list(zip(MODELS, ["adam", "nesterov", "rmsprop", "adamw", "adam", "nesterov"], strict=True)),
+        keep=list(zip(MODELS, NAMES, strict=True)),
         of=6,
     ),
 )

@@ -95,7 +95,8 @@ class Tapes:
         """Whether anybody may change the model between two passes of `outputs`."""
         self._of_macrobatch: tuple[Tape | None, Any, int] = None, None, 0  # for its next batch, if that is alike
         self._start, self._spent_s = time.perf_counter(), 0.0
-        self._weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+        layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        self._weights = sum(param.numel() for layer in layers for param in layer.parameters())  # asks no `weight`
         self.possible = wanted is not False
         if self.possible and device.type != "cpu":
             self._refuse(f"the model is on {device}")
