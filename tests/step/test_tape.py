@@ -47,7 +47,9 @@ def fit(trainer: hr.Trainer, data: Any = (X, Y), **options: Any) -> list[Tensor]
 
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "microbatches": {"make": simple, "microbatch": 4},
+    "microbatches of two sizes": {"make": simple, "microbatch": 4},
+    "three microbatches": {"make": simple, "microbatch": 3, "batch_size": 9},
+    "four microbatches": {"make": simple, "microbatch": 2, "batch_size": 8},
     "clipped by norm": {"clip_norm": 0.1},
     "clipped by value": {"clip_value": 0.01},
     "class weights": {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))},
