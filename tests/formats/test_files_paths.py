@@ -38,7 +38,7 @@ def test_the_files_of_a_set_have_the_same_order_in_every_process() -> None:
     for k in range(4):
         np.save(f"{k}.npy", np.array([k]))
     code = "import headrace as hr; print(hr.open_table({'2.npy', '0.npy', '3.npy', '1.npy'}).rows(0, 4)['x'].tolist())"
-    for seed in ("0", "1", "2", "3"):
+    for seed in ("1", "2"):  # of 24 orders each
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
