@@ -3,14 +3,16 @@
     python benchmarks/object_store.py
 
 A real S3 server (moto) answers over HTTP on this machine, on a core of its own. A proxy counts requests; times are
-without it. A second is one of the processor's time: a save comes after as many updates as it makes in one. So other
-programs on this machine do not count.
+without it. A second is one of the processor's time: a save comes after as many updates as it makes in one. Two
+trainings, one with a local run, go on by turns, so that other programs on this machine slow both down alike; the ten
+seconds between reports, and between renewals of the claim, are also those of the processor.
 """
 
 import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,29 +22,59 @@ import torch
 from torch import nn
 
 import headrace as hr
+from headrace.store import claim, mirror
 from headrace.store.cache import folder_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from kit.s3_server import Proxy, s3
 
-SAVES, REPEATS = 6, 7
+SAVES, PARTS, REPEATS = 2, 2, 7  # saves in a part
 WIDTH = 256
 
 
-def train(run: str | None, updates: int, every: int) -> tuple[float, float]:
-    """Seconds, and those of this process's processor, of so many updates, once the first checkpoint is written."""
+def train(run: str, every: int) -> None:
+    """In a process of its own: trains for `SAVES` saves at each line that is read, and prints seconds and busy ones."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters()), batch_size=64)
     data = (torch.randn(4096, WIDTH), torch.randint(0, 10, (4096,)))
-    where = None if run is None else hr.Run(run, every=f"{every} steps")
-    began, busy = 0.0, 0.0
-    for info in trainer.steps(data, steps=updates + 200, run=where, progress=False):
-        if info.step == 100:
-            began, busy = time.perf_counter(), time.process_time()
-        if info.step == updates + 100:
-            return time.perf_counter() - began, time.process_time() - busy
-    raise AssertionError("it has ended before")
+    steps = trainer.steps(data, steps=10**9, run=hr.Run(run, every=f"{every} steps"), progress=False)
+    for info in steps:
+        if info.step == every // 2:
+            break
+    ended, busy, main_busy = time.perf_counter(), time.process_time(), time.thread_time()
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        for _ in range(SAVES * every):
+            next(steps)
+        ended_before, ended, busy_before, busy = ended, time.perf_counter(), busy, time.process_time()
+        main_before, main_busy = main_busy, time.thread_time()
+        print(ended - began, busy - busy_before, busy - busy_before - (main_busy - main_before), flush=True)
+        slower = (ended - ended_before) / (busy - busy_before)
+        mirror.REPORT_S = mirror.RENEW_S = 10.0 * slower
+        claim.EXPIRY_S = 60.0 * slower
+    os._exit(0)
+
+
+class Training:
+    """A training in a process of its own that waits between the parts that are timed."""
+
+    def __init__(self, run: str, every: int) -> None:
+        command = [sys.executable, __file__, run, str(every)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def part(self) -> list[float]:
+        """Seconds of a part, and those of the processor since the part before: all, and without the main thread."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return [float(each) for each in self._process.stdout.readline().split()]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def requests(proxy: Proxy, folder: Path) -> dict[str, dict[str, int]]:
@@ -57,9 +89,9 @@ def requests(proxy: Proxy, folder: Path) -> dict[str, dict[str, int]]:
         trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters()))
         trainer.fit(data, epochs=epochs, run=run, progress=False)
 
-    fit(1)
+    fit(3)
     proxy.log.clear()
-    fit(2)
+    fit(4)
     saved = [line for line in proxy.log if "/checkpoints/" in line or line.startswith("DELETES") or "metrics" in line]
     found["a save"] = _kinds(saved)
     shutil.rmtree(folder_of(run))
@@ -71,7 +103,7 @@ def requests(proxy: Proxy, folder: Path) -> dict[str, dict[str, int]]:
     found["reading it again"] = _kinds(proxy.log)
     shutil.rmtree(folder_of(run))
     proxy.log.clear()
-    fit(2)
+    fit(4)
     found["a resume on another machine that has nothing to train"] = _kinds(proxy.log)
     return found
 
@@ -98,23 +130,35 @@ def main() -> None:
         for what, kinds in counted.items():
             print(f"{what}: {kinds}")
         os.environ["AWS_ENDPOINT_URL"] = proxy.server_url
-        every = int(1000 / statistics.median(train(None, 1000, 1)[1] for _ in range(3)))
-        print(f"a save every {every} updates, {SAVES} of them", flush=True)
-        ratios, busy = [], []
-        for repeat in range(REPEATS + 1):
-            pair = {}
-            for where in ("local", "store") if repeat % 2 else ("store", "local"):
-                run = f"{folder}/local-{repeat}" if where == "local" else f"s3://bucket/timed-{repeat}"
-                pair[where] = train(run, SAVES * every, every)
-            if repeat:  # in the first, modules are imported
-                ratios.append(pair["store"][0] / pair["local"][0])
-                busy.append(pair["store"][1] / pair["local"][1])
-                print(f"the store takes {ratios[-1]:.3f} of the time, {busy[-1]:.3f} of the processor's", flush=True)
-        print(f"medians of {REPEATS}: {statistics.median(ratios):.3f}, {statistics.median(busy):.3f}")
+        once = Training(f"{folder}/once", 500)
+        every = int(500 * SAVES / statistics.median(once.part()[1] for _ in range(5)))
+        once.end()
+        print(f"a save every {every} updates", flush=True)
+        ratios, busy, threads = [], [], []
+        for repeat in range(REPEATS):
+            both = [Training(f"{folder}/local-{repeat}", every), Training(f"s3://bucket/timed-{repeat}", every)]
+            [training.part() for training in both]
+            parts = [
+                [training.part() for training in both[:: 1 if k % 2 else -1]][:: 1 if k % 2 else -1]
+                for k in range(PARTS)
+            ]
+            [training.end() for training in both]
+            for found, kind in ((ratios, 0), (busy, 1)):
+                found.append(sum(store[kind] for _, store in parts) / sum(local[kind] for local, _ in parts))
+            uploading = sum(store[2] - local[2] for local, store in parts)  # which other programs hardly change
+            threads.append(uploading / sum(local[1] for local, _ in parts))
+            print(
+                f"the store takes {ratios[-1]:.3f} of the time, {busy[-1]:.3f} of the processor's; "
+                f"its threads {threads[-1]:.4f}",
+                flush=True,
+            )
+        middle = [statistics.median(each) for each in (ratios, busy, threads)]
+        print(f"medians of {REPEATS}: {middle[0]:.3f}, {middle[1]:.3f}, {middle[2]:.4f}")
         results = Path(__file__).parent / "results" / "object_store.json"
         results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps({"requests": counted, "time": ratios, "processor": busy}, indent=2) + "\n")
+        found = {"requests": counted, "time": ratios, "processor": busy, "processor, threads of the store": threads}
+        results.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    train(sys.argv[1], int(sys.argv[2])) if len(sys.argv) > 1 else main()
