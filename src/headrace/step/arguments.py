@@ -79,7 +79,7 @@ def batch_for(model: nn.Module, batch: Any) -> Batch:
     """A batch of whatever `step` takes; strings keep the numbers that they have in the model's first one."""
     if isinstance(batch, Batch):
         return batch
-    if isinstance(batch, list) and not all(isinstance(each, str | Path) for each in batch):
+    if isinstance(batch, list) and not (batch and all(isinstance(each, str | Path) for each in batch)):
         raise DataError(
             "a list is several batches, and one is expected. Give x and y as a tuple, (x, y), what a DataLoader gives "
             "as tuple(batch), and samples as hr.samples([...])."
