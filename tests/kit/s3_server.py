@@ -19,7 +19,7 @@ import signal, sys
 signal.alarm(int(sys.argv[2]))
 from moto.server import main
 from werkzeug.serving import WSGIRequestHandler
-WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as those of S3 do
+WSGIRequestHandler.protocol_version = "HTTP/1.1"
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
 ENVIRONMENT = {
