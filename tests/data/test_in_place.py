@@ -1,5 +1,6 @@
 """Models and maps that work in place leave the data as they are."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,25 @@ def test_a_map_that_works_in_place_leaves_the_data_as_they_are(drawn: bool) -> N
         for batch in hr.Feed(hr.Reader(table, order, augment=augment), batch_size=16):
             assert (batch["x"] == -1).all()
     assert not x.any()
+
+
+class OneBuffer:
+    """A loader whose batches all have the same memory; it has no length, so that a batch is read ahead."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = torch.empty(5, 6), torch.empty(5, 1)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(4):
+            yield x.normal_(generator=generator), y.normal_(generator=generator)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_loader_may_write_its_next_batch_into_the_memory_of_the_last(accumulate: int) -> None:
+    copies = [(x.clone(), y.clone()) for x, y in OneBuffer()]
+    models = []
+    for loader in (copies, OneBuffer()):
+        torch.manual_seed(0)
+        models.append(nn.Linear(6, 1))
+        trainer = hr.Trainer(models[-1], hr.MSE(), torch.optim.SGD(models[-1].parameters(), lr=0.1))
+        trainer.fit(hr.LoaderSource(loader, accumulate=accumulate), epochs=2, progress=False)
+    assert torch.equal(models[0].weight, models[1].weight)

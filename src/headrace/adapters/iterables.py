@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream
-from ..data.fields import Field, Pieces
+from ..data.fields import Field, Pieces, map_tensors
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source, check_batch, check_names, part_of
 from ..errors import ConfigError, SourceError
@@ -45,6 +45,7 @@ class Iterated(Source):
     """
 
     marks_ends = True
+    aliases = False  # samples are stacked, and batches are stacked or copied
     _unit = "batches"
 
     def __init__(self, data: Iterable[Any], names: Names, streams: Sequence[Stream] | None) -> None:
@@ -55,9 +56,8 @@ class Iterated(Source):
                     "batch by itself. Use a plain sampler, or the whole data set."
                 )
         self._data, self._names, self._length = data, None if names is None else tuple(names), loaders.length_of(data)
-        self._name = self._who = type(data).__name__
-        if isinstance(data, DataLoader):
-            self._name = self._who = f"{type(data).__name__} of {type(data.dataset).__name__}"
+        dataset = f" of {type(data.dataset).__name__}" if isinstance(data, DataLoader) else ""
+        self._name = self._who = f"{type(data).__name__}{dataset}"
         self._exact = loaders.has_exact_state(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
@@ -327,14 +327,12 @@ class LoaderSource(Iterated):
     ) -> None:
         if (count := as_count(accumulate)) is None:
             raise ConfigError(f"accumulate= is a number of the loader's batches, 1 or more; got {accumulate!r}.")
+        self._stacks = isinstance(loader, DataLoader) and loader.collate_fn is default_collate  # into new memory
         super().__init__(loader, names, streams)
         self.accumulate = count
-        if count > 1:
-            self._made["accumulate"] = count
-        stacks = isinstance(loader, DataLoader) and loader.collate_fn is default_collate  # into new memory, every time
-        self.aliases = not stacks
+        self._made |= {"accumulate": count} if count > 1 else {}
         # Rows of one shape, as any may be stacked with any other: not of padded rows, batches of one, or a sampler's
-        several = stacks and (loader.batch_size or 0) > 1  # type: ignore[attr-defined]
+        several = self._stacks and (loader.batch_size or 0) > 1  # type: ignore[attr-defined]
         self._uniform = several and type(loader.sampler) in (RandomSampler, SequentialSampler)  # type: ignore[attr-defined]
 
     def batches(self, size: int) -> int | None:
@@ -357,8 +355,13 @@ class LoaderSource(Iterated):
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""
         batch = self.pull(size, shard)
-        counts = [batch.rows], [batch.total], [batch.cursor]
-        return Macrobatch(batch.fields, *counts, batch.ends_epoch, aliases=self.aliases)
+        return Macrobatch(batch.fields, [batch.rows], [batch.total], [batch.cursor], batch.ends_epoch)
+
+    def _fetch(self) -> Any:
+        """The loader's next batch, copied: the one after it, which is read ahead, may have the same memory."""
+        item = super()._fetch()
+        fields = fields_of(item, self._names, self._name) if not self._stacks and item is not _END else {}
+        return {name: map_tensors(field, torch.clone) for name, field in fields.items()} or item
 
     def _count(self, size: int) -> int:
         return self.accumulate
@@ -377,7 +380,6 @@ class SampleSource(Iterated):
     `from_dataset`. See `Iterated`.
     """
 
-    aliases = False  # samples are stacked
     _unit = "samples"
 
     def __init__(
