@@ -275,7 +275,7 @@ def test_a_pass_of_many_small_operations_is_not_too_large(small: int, note: str,
 @pytest.mark.parametrize(("rows", "note"), [(128, "eager pass"), (127, "so large")])
 def test_a_pass_that_is_mostly_arithmetic_is_not_recorded(rows: int, note: str, monkeypatch: Any) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    monkeypatch.setattr(tapes, "PRODUCTS", rows * 2 * 8 * 8)
+    monkeypatch.setattr(tapes, "PRODUCTS", rows * 2 * (8 + 1) * 8)  # of weights and biases
     x, y = torch.randn(16 * 128, 8), torch.randint(0, 8, (16 * 128,))
     trainer = hr.Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=128)
     trainer.fit((x, y), epochs=1, progress=False)
