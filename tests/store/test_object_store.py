@@ -18,6 +18,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 import torch
+from kit import sampled
 from kit.forked import Child, start, tell
 from kit.s3_server import Proxy, s3
 from kit.sharded_models import MODELS, by_workers, data, distance, make
@@ -32,7 +33,7 @@ X = torch.sin(torch.arange(72.0)).reshape(24, 3)
 DATA = (X, (X[:, 0] > 0).long())
 STEPS, EVERY = 18, 4
 ZIP_BYTES, LARGE = 12_000, "rank-00000.safetensors"  # which then is not in the zip
-KILLS = 10  # at most, in each of twenty slow cases
+KILLS = 10  # at most, in each of eight slow cases, and nightly of twenty
 
 
 @pytest.fixture(scope="module")
@@ -691,8 +692,7 @@ def killed(store: Proxy, run: str, tmp_path: Path, random: Random, kills: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("seed", sampled.seeds(8, nightly=20))
 def test_a_training_killed_at_any_request_goes_on_bit_for_bit(
     seed: int, store: Proxy, reference: str, tmp_path: Path
 ) -> None:
