@@ -34,10 +34,10 @@ def programs(tmp_path: Path) -> dict[Path, str]:
 def test_mypy_accepts_a_program_of_a_user_and_finds_its_mistakes(tmp_path: Path, programs: dict[Path, str]) -> None:
     shutil.copy(PROGRAM, right := tmp_path / "right.py")
     checked = subprocess.run([*MYPY, str(right), *map(str, programs)], capture_output=True, text=True, cwd=ROOT)
-    lines = checked.stdout.splitlines()
-    assert [line for line in lines if line.startswith(str(right))] == [], checked.stdout + checked.stderr
+    lines = checked.stdout.splitlines()  # of a mistake that mypy knows from another time, they name the folder of then
+    assert [line for line in lines if f"/{right.name}:" in line] == [], checked.stdout + checked.stderr
     for path, called in programs.items():
-        assert [line for line in lines if line.startswith(str(path)) and f"[{called.partition('|')[0]}]" in line], lines
+        assert [line for line in lines if f"/{path.name}:" in line and f"[{called.partition('|')[0]}]" in line], lines
 
 
 @pytest.mark.slow
