@@ -359,9 +359,9 @@ class LoaderSource(Iterated):
 
     def _fetch(self) -> Any:
         """The loader's next batch, copied: the one after it, which is read ahead, may have the same memory."""
-        item = super()._fetch()
-        fields = fields_of(item, self._names, self._name) if not self._stacks and item is not _END else {}
-        return {name: map_tensors(field, torch.clone) for name, field in fields.items()} or item
+        if (item := super()._fetch()) is _END or self._stacks:
+            return item
+        return {name: map_tensors(f, torch.clone) for name, f in fields_of(item, self._names, self._name).items()}
 
     def _count(self, size: int) -> int:
         return self.accumulate

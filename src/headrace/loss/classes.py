@@ -59,7 +59,7 @@ class CrossEntropy(Loss):
         return "class probabilities" if self.inputs == "probs" else "classes"
 
     def weight(self, batch: Batch) -> Weight:
-        targets = _labels(batch.fields[self.target])  # type: ignore[arg-type]  # checked before
+        targets = self._targets(batch)
         places = targets[:, 0] if targets.is_floating_point() else targets
         rows = None if self.row_weight is None else weights_like(self, batch, places)
         if targets.is_floating_point():
@@ -77,9 +77,14 @@ class CrossEntropy(Loss):
     def known(self, batch: Batch) -> bool:
         return self._none_ignored(batch)
 
+    def _targets(self, batch: Batch) -> Tensor:
+        """The targets as torch takes them: one class for each place, or probabilities."""
+        targets: Tensor = batch.fields[self.target]  # type: ignore[assignment]  # checked before
+        return targets if targets.is_floating_point() or targets.dtype == torch.int64 else targets.long()
+
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits = pick(outputs, self.output, self.name)
-        targets = _labels(batch.fields[self.target])  # type: ignore[arg-type]  # checked before
+        targets = self._targets(batch)
         reduction = "sum" if self.row_weight is None else "none"
         weights = None if self.class_weights is None else self._weights_as(logits, logits.shape[1])
         ignored = NO_INDEX if self.ignore_index is None else self.ignore_index
@@ -218,11 +223,6 @@ class CrossEntropy(Loss):
 def _memory(tensor: Tensor) -> Tensor:
     """The tensor that this one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
-
-
-def _labels(targets: Tensor) -> Tensor:
-    """Targets as torch takes them: one class for each place, or probabilities."""
-    return targets if targets.is_floating_point() or targets.dtype == torch.int64 else targets.long()
 
 
 def _remedy(logits: Tensor, targets: Tensor) -> str:

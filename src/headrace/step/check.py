@@ -21,8 +21,7 @@ from ..data.source import Source
 from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
-from ..length import Length
-from ..length import as_count as as_count
+from ..length import Length, as_count
 from ..loss.objective import ByTrainStep, Objective, Supervised, WithTerms, scoring
 
 SCAN_ROWS = 65536

@@ -148,9 +148,8 @@ def _train(recipe: str, options: Options, training: "Training") -> int:
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code != PREEMPTED:
             raise
-        print_line(
-            "headrace: interrupted", sys.stderr
-        )  # before it, where the training is saved, or that it is complete
+        # where the training is saved, or that it is complete, has been printed
+        print_line("headrace: interrupted", sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None
