@@ -189,7 +189,8 @@ def figures(record: dict[str, Any]) -> tuple[str, str]:
         others = {peer: ratio for peer, ratio in peers.items() if peer not in ("raw", AGAIN, "headrace")}
         fastest = min(others, key=lambda peer: others[peer], default="")
         named = f"{NAMES.get(fastest, fastest)} {others[fastest]:.2f}" if fastest else ""
-        rows.append(f"| {title} | {ours:.2f} | {peers[AGAIN]:.2f} | {named} |")
+        again = f"{peers[AGAIN]:.2f}" if AGAIN in peers else ""
+        rows.append(f"| {title} | {ours:.2f} | {again} | {named} |")
         no_faster += [f"“{title}”"] if round(ours, 2) >= 1 else []
         beaten += [f"“{title}” ({named})"] if fastest and others[fastest] < ours else []
     targets = record["targets"]
