@@ -198,8 +198,7 @@ def figures(record: dict[str, Any]) -> tuple[str, str]:
         f"Measured on: {where(record)}; medians of {record['repeats']} repeats.",
         f"headrace is not faster than the loop in {', '.join(no_faster) or 'none of these'}.",
         f"Something else is faster than headrace in {', '.join(beaten) or 'none of these'}.",
-        f"Of the {len(targets)} targets of this benchmark, {sum(not each['reached'] for each in targets)} are missed;",
-        "the results mark them with NO.",
+        f"{sum(not each['reached'] for each in targets)} of the benchmark's {len(targets)} targets are missed.",
     )
     return "\n".join(rows), "\n".join(textwrap.wrap(" ".join(sentences), 120, break_on_hyphens=False))
 
