@@ -4,7 +4,6 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from textwrap import dedent
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,6 +79,7 @@ def part_of(module: str) -> str:
 
 # --- lines that a task takes ------------------------------------------------------------------------------
 
+SWITCH = ROOT / "examples" / "switch"
 TASKS = {
     "with_headrace": "headrace",
     "with_keras": "Keras",
@@ -89,14 +89,7 @@ TASKS = {
     "loop": "plain torch",
     "with_accelerate": "Accelerate",
 }
-"""The programs of the page that do the same: by the name of the file, the library."""
-
-
-def program(name: str, page: str) -> str:
-    """A program that a page shows as the file `name`.py, in a tab or not."""
-    shown = rf'^( *)```python title="{name}\.py"\n(.*?)^\1```$'
-    ((_, found),) = re.findall(shown, page, flags=re.MULTILINE | re.DOTALL)
-    return dedent(found)
+"""The programs that do the same: by the name of the file, the library."""
 
 
 def code_lines(text: str) -> int:
@@ -106,8 +99,10 @@ def code_lines(text: str) -> int:
 
 def with_lines(text: str) -> str:
     """The page of other libraries with the lines of each program, fewest first."""
-    counted = {library: code_lines(program(name, text)) for name, library in TASKS.items()}
-    rows = "".join(f"| {what} | {lines} |\n" for what, lines in sorted(counted.items(), key=lambda each: each[1]))
+    where = "https://github.com/headrace/headrace/blob/main/examples/switch"
+    counted = {name: code_lines((SWITCH / f"{name}.py").read_text()) for name in TASKS}
+    fewest_first = sorted(counted.items(), key=lambda each: each[1])
+    rows = "".join(f"| [{TASKS[name]}]({where}/{name}.py) | {lines} |\n" for name, lines in fewest_first)
     table = f"| library | lines of code |\n|---|---|\n{rows}"
     return re.sub(r"(<!-- lines[^\n]*-->\n).*?(<!-- end of lines -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
 
