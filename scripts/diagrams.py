@@ -1,6 +1,6 @@
-"""The diagrams of the documentation: macrobatches, the five heights, and one for each concept."""
+"""The diagrams of the documentation: macrobatches, and one for each concept."""
 
-from drawing import GREY, LINE, PALE, TEAL, Drawing
+from drawing import GREY, LINE, PALE, Drawing
 
 WARM, WHITE = "#fdebd0", "#ffffff"
 
@@ -24,27 +24,6 @@ def macrobatches() -> str:
     drawing.text(
         380, 236, "A batch is a view of the macrobatch: giving it out copies nothing.", anchor="middle", color=LINE
     )
-    return drawing.svg
-
-
-def heights() -> str:
-    """What one writes at each of the five heights."""
-    rows = [
-        ("cluster", "hr.launch(train, workers=4)", "several workers, by a strategy"),
-        ("trainer", "trainer.fit(train, val, epochs=3)", "epochs, validation, metrics, runs"),
-        ("source", "class Mine(hr.Source)", "any data, shuffled and resumed"),
-        ("feed", "for batch in hr.Feed(source, device)", "batches on the device"),
-        ("step", "trainer.step(batch)", "one update of the weights"),
-    ]
-    drawing = Drawing(760, 60 + 46 * len(rows), "The five heights of the library")
-    for x, heading in ((24, "height"), (170, "you write"), (490, "you get")):
-        drawing.text(x, 30, heading, size=12, color=LINE)
-    for number, (name, code, result) in enumerate(rows):
-        y = 42 + 46 * number
-        drawing.rectangle(16, y, 728, 40, PALE, LINE)
-        drawing.text(28, y + 25, name, bold=True, color=TEAL)
-        drawing.code(170, y + 25, code, size=12)
-        drawing.text(490, y + 25, result)
     return drawing.svg
 
 
@@ -135,7 +114,6 @@ def resume() -> str:
 
 DIAGRAMS = {
     "macrobatches": macrobatches,
-    "heights": heights,
     "terms": terms,
     "arena": arena,
     "tape": tape,
