@@ -60,9 +60,9 @@ def from_dataset(
 ) -> Any:
     """Reads a torch Dataset as a Table, which can be shuffled, shared out and resumed like any other.
 
-    A TensorDataset is used in place, a Subset or a ConcatDataset through its numbers, all at the speed of arrays. Of
-    others the rows are asked for one by one (or by `__getitems__`, where they have that), and collated as torch's
-    `default_collate` does. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
+    A TensorDataset is used in place, a Subset or a ConcatDataset through its numbers, all at the speed of arrays. The
+    rows of others are read one by one (or by `__getitems__`, if they have it), and collated as by torch's
+    `default_collate`. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
     flat dict. `sequences` are those streams whose tensors differ in their first dimension from row to row.
 
     A Dataset is read in the thread that trains. With `threads`, so many threads read rows while the model trains. The
@@ -74,7 +74,7 @@ def from_dataset(
     Dataset is then a source, in an `order` by a `seed`, that resumes exactly after any batch. `predict` reads it in the
     order of the Dataset.
 
-    A row is to be the same whenever it is asked for: what is random belongs to `Trainer(augment=)`, which is resumed.
+    A row has to be the same each time it is read: make random changes in `Trainer(augment=)`, which resumes exactly.
     """
     if collate is not None:
         return CollatedSource(Samples(dataset, names, sequences, threads, collate), order, seed)

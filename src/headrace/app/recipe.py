@@ -67,7 +67,7 @@ class Recipe:
             raise ConfigError(f"hr.Recipe takes data= or {given[0]}=, got both. Let the function return all of them.")
 
     def open_data(self) -> "Recipe":
-        """Calls `data`, if it has not been called, and opens the training data if they are a path; the recipe."""
+        """Opens the data: calls `data`, if there is one, and opens a path. Returns the recipe."""
         if self.data is not None:
             made, self.data = self.data(), None
             parts = made if isinstance(made, tuple) else (made,)

@@ -19,7 +19,7 @@ class MasterWeights(Optimizer):
     `hr.MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)`: in every step the gradients become fp32, the
     optimizer updates the copies, and the parameters are the copies, rounded. Without copies, an update that is less
     than about 1/256 of a weight in bf16 is lost. `make` is one of torch's optimizers that update each element by
-    itself. Where something else has written into a parameter, its copy becomes what was written.
+    itself. If something else writes into a parameter, its copy gets the same value.
     """
 
     elementwise = True

@@ -12,8 +12,8 @@ from ..errors import ConfigError
 class MomentumSGD(Optimizer):
     """SGD with the learning rate λ inside the velocity: v ← μ v − λ g, w ← w + v, where g = ∇L + `weight_decay` · w.
 
-    `torch.optim.SGD` has it outside: v ← μ v + g, w ← w − λ v. Both make the same steps while λ stays as it is. After λ
-    has changed, the velocity here still moves at the rate at which it was made, there at the new one at once.
+    `torch.optim.SGD` has it outside: v ← μ v + g, w ← w − λ v. Both make the same steps while λ stays the same. When λ
+    changes, earlier gradients keep their rate here, and get the new one there.
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0) -> None:

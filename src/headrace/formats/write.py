@@ -26,8 +26,8 @@ MOST_ROWS, BLOCK_BYTES = 65536, 2**24
 def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int | None = None) -> None:
     """Writes a table, or batches one after the other, as `.arrow` or `.parquet`, as the name says.
 
-    At the end the file is complete, or what was there before. `rows_per_block` rows are in memory at a time, by default
-    about as many as make 16 MB. They lie together in the file, which matters to an order by blocks.
+    If writing fails, an old file of this name is unchanged. `rows_per_block` rows, by default about 16 MB, are in
+    memory at a time; they are one block for an order by blocks.
     """
     if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
         raise ConfigError(_not_rows(data))

@@ -53,8 +53,11 @@ def diff(
     trains: tuple[Any, Any] | None = None,
     **fit: Any,
 ) -> Difference:
-    """The first differences of two runs. With a trainer and the data of each, also the first update, and its first
-    tensor: the output of a layer, or the gradient or the weight of a parameter."""
+    """Finds the first differences between two runs.
+
+    With a trainer and the data of each, it also finds the first update that differs, and in it the first tensor: the
+    output of a layer, or the gradient or the weight of a parameter.
+    """
     a, b = Record(one), Record(other)
     found = Difference(_about(a, b))
     rows = {row["step"]: row for row in b.reports}

@@ -29,10 +29,10 @@ from .without import train_without
 
 
 class Record:
-    """What a run has kept: `record = hr.Record("runs/a")`. It is read, and never changed.
+    """Answers questions about a run, and never changes it: `record = hr.Record("runs/a")`.
 
-    Methods that train again take `trainer`, made as that of the run was, `train`, its data, and `**fit`, the other
-    arguments of `fit` that the run was trained with. The trainer ends in another state.
+    Methods that train again take `trainer`, made like that of the run, `train`, the data of the run, and `**fit`, the
+    other arguments of its `fit`. They leave the trainer in another state.
     """
 
     def __init__(self, run: str | Path) -> None:
@@ -72,7 +72,7 @@ class Record:
         return decode(self._store.load(step))
 
     def before(self, step: int) -> int:
-        """The last step with a checkpoint that is not behind this one."""
+        """The last step with a checkpoint, up to and including this one."""
         if not (known := [each for each in self.checkpoints if each <= step]):
             first = f"the first checkpoint is of step {self.checkpoints[0]}" if self.checkpoints else "it has none"
             raise RunError(
@@ -97,9 +97,9 @@ class Record:
     # --- rows -------------------------------------------------------------------------------------------------
 
     def rows(self, step: int, train: Any = None) -> list[int]:
-        """The rows that an update used, in their order. Nothing is trained: the order alone says it.
+        """The rows that an update used, in their order. Nothing is trained.
 
-        A mix of tables has to be given. Rows are those of the table that was trained on, which may be a split.
+        Pass `train` if it is a mix of tables. Rows are those of the table that was trained on, which may be a split.
         """
         self._check(step)
         return self.places(train).rows_of(step)
@@ -149,7 +149,7 @@ class Record:
         return trainer
 
     def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
-        """Makes an update again, and explains its loss, with `ahead` further updates: see `Why`."""
+        """Repeats an update and `ahead` further ones, and explains its loss: see `Why`."""
         self._check(step)
         return in_workers(self, step - 1, trainer, explain, self, step, trainer, train, ahead, fit)
 
@@ -173,7 +173,7 @@ class Record:
         return certify(self, trainer, train, segments, seed, key, fit)
 
     def fork(self, run: str | Path, at: int, trainer: Trainer | None = None, train: Any = None, **fit: Any) -> Record:
-        """Begins another run with the state of a step, which has a checkpoint or is trained up to."""
+        """Begins another run with the state of a step. If the step has no checkpoint, it trains up to it first."""
         path = run_path(run)
         if path.exists() and any(path.iterdir()):
             raise RunError(f"{path} is there already. Name a run that does not exist.")

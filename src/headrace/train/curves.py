@@ -161,7 +161,7 @@ class InverseSqrt(RateCurve):
 
 @dataclass(frozen=True)
 class OneCycle(RateCurve):
-    """From `start` of the rate up to it and down to `end` of it, by cosines; the top is at `peak`.
+    """Rises by a cosine from `start` times the rate to the rate, at `peak`, then falls by one to `end` times the rate.
 
     Smith and Topin, https://arxiv.org/abs/1708.07120.
     """

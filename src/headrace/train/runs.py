@@ -67,7 +67,7 @@ class Run:
 
     @classmethod
     def of(cls, run: "str | Path | Run | None") -> "Run":
-        """The run that is meant by what `fit(run=)` was given."""
+        """Makes a run of the argument `run` of `fit`."""
         return run if isinstance(run, Run) else cls(run)
 
     def __post_init__(self) -> None:

@@ -354,7 +354,7 @@ class Trainer:
 
     @one_thread
     def steps(self, train: Any, val: Any = None, test: Any = None, **options: Any) -> Generator[Info]:
-        """The loop of `fit`, with its options, driven by you: an `Info` after every update and what is due then.
+        """Runs the loop of `fit`, with its arguments, and yields an `Info` after every update.
 
         To leave it early, close it: `with contextlib.closing(trainer.steps(...)) as steps`. With a `run`, the next call
         goes on from there.

@@ -103,13 +103,12 @@ class Average(Callback):
 class EMA(Average):
     """An exponential moving average: θ̄ ← decay·θ̄ + (1 − decay)·θ after every update, or `every` so many.
 
-    Validations, the best model, the test, checkpoints' weights and the model at the end have θ̄; the training goes on
-    with θ, and so does a run. In the beginning θ̄ is the mean of what there was, until that is as long as 1/(1 − decay)
-    updates: it does not remember the first weights. Statistics, as those of batch normalisation, are averaged too; with
-    several workers they are what the workers agree on.
+    Validations, the test, the best model, the weights in checkpoints and the final model are θ̄; the updates continue
+    with θ, also after a resume. For the first 1/(1 − decay) updates θ̄ is a plain mean, so that the initial weights are
+    soon forgotten. Statistics, such as those of batch normalisation, are averaged too.
 
     `like="torch"` gives the bits of torch's `AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`: θ̄ begins
-    as the weights after the first update, and statistics are the model's own.
+    with the weights after the first update, and statistics are the model's own.
     """
 
     def __init__(self, decay: float = 0.999, *, every: str | Length = "1 step", like: str | None = None) -> None:
@@ -131,8 +130,8 @@ class EMA(Average):
 class SWA(Average):
     """Stochastic weight averaging, https://arxiv.org/abs/1803.05407: the mean of the weights at the ends of epochs.
 
-    It begins `after` some epochs, as in `SWA("15 epochs")`; from then on the mean is validated, kept and tested, and
-    the model ends as it. `rate`: the constant learning rate from then on. Statistics are averaged as in `EMA`.
+    It begins `after` some epochs, as in `SWA("15 epochs")`; from then on the mean is validated, tested and kept, and is
+    the final model. `rate`: the constant learning rate from then on. Statistics are averaged as in `EMA`.
     """
 
     def __init__(self, after: str | Length, *, every: str | Length = "1 epoch", rate: float | None = None) -> None:

@@ -29,12 +29,12 @@ HOOKS = (
 class Callback:
     """Override the hooks you need; the others cost nothing.
 
-    Every hook gets the `Info` of the loop: counters, position, losses. What a callback wants to happen it asks for
-    there, and the loop does it: `stop`, `mark_best`, `set_rate`, `freeze`, `thaw`, `evaluate_with`; `log` adds numbers
-    to the report. `with info.evaluating() as model` gives the model as it is validated. What `state_dict` gives is
-    saved with a run, and given back.
+    Every hook gets the `Info` of the loop: counters, position, losses. A callback requests changes by its
+    methods `stop`, `mark_best`, `set_rate`, `freeze`, `thaw` and `evaluate_with`; `log` adds numbers to the report.
+    `with info.evaluating() as model` gives the model as it is validated. A run saves what `state_dict` returns, and passes it
+    to `load_state_dict` when it is resumed.
 
-    With several workers a callback is called on each of them, with the same numbers, and asks for the same.
+    With several workers a callback is called on each of them, with the same numbers, and has to make the same requests.
     """
 
     everywhere = True
@@ -88,10 +88,10 @@ class Callback:
         """A pass over the data is over; `row` is its report."""
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
-        """A row of the history is complete; what is measured at its step later, as a test, comes by itself."""
+        """A row of the history is complete. Test scores have a row of their own."""
 
     def on_checkpoint(self, info: Info) -> None:
-        """A checkpoint of this step is about to be written: what a callback has to say has to be in its state."""
+        """A checkpoint of this step is about to be written, with what `state_dict` returns now."""
 
     def on_error(self, info: Info, error: BaseException) -> None:
         """The training ends because of this."""

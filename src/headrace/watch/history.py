@@ -25,7 +25,7 @@ _BEST = "font-weight:600;background:rgba(0,114,178,0.16)"
 
 
 class History:
-    """Reports in order: a row holds epoch, step and samples, and whatever was measured there by its key."""
+    """The reports of a training, in order. A row has `epoch`, `step`, `samples` and every measured number by its key."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ class History:
         return best_row(self.rows, key, mode_of(key, mode))
 
     def to_pandas(self) -> Any:
-        """A DataFrame: a row for each report, a column for each key, NaN where a row has nothing to say."""
+        """A DataFrame: a row for each report, a column for each key, NaN where a row has no value."""
         try:
             import pandas
         except ImportError:

@@ -44,7 +44,7 @@ class Best:
 
 @dataclass(slots=True)
 class Info:
-    """One object for the whole training, kept up to date; copy what you want to keep."""
+    """The state of a training, which is updated in place: copy what you want to keep."""
 
     trainer: Any
     counters: Counters
@@ -213,7 +213,7 @@ class Info:
         return interval(every, "every").fires(self.counters)
 
     def log(self, numbers: Mapping[str, float]) -> None:
-        """Adds numbers to the report of this step: they stand in the history, in metrics.jsonl and with trackers.
+        """Adds numbers to the report of this step: to the history, metrics.jsonl and trackers.
 
         From every hook but those that come after the report: on_report, on_checkpoint, on_error and on_fit_end.
         """
@@ -250,7 +250,7 @@ class Info:
         self.asked.append(("thaw", (patterns or ("*",), owner)))
 
     def evaluate_with(self, tensors: Sequence[Tensor] | None) -> None:
-        """Asks to judge and to keep these weights instead of the model's own, which goes on being trained.
+        """Requests that these weights are validated and kept instead of the model's own, which are trained further.
 
         They are like `replica.tensors`, or like `replica.values` where statistics are to be the model's own. They
         may change in place. Validation and test use them, checkpoints and the best model have them, and with them the

@@ -162,7 +162,7 @@ class Timer(Callback):
 
 
 class GradientNorm(Callback):
-    """Reports the norm of the gradients of the last update, before they are clipped, at every `every`.
+    """Reports the norm of the gradients of the last update, before they are clipped, once in each `every`.
 
     It is called "gradient_norm", and "gradient_norm/<optimizer>" where there are several. Gradients are those of the
     whole update: of all microbatches and, where workers make an update together, of all workers.

@@ -38,8 +38,8 @@ Point = tuple[int, str, float]
 class TensorBoard(Callback):
     """Writes every number of a report at its step, by its key; without a `path`, into the directory `tb` of the run.
 
-    One training writes to a directory. When it goes on, what its file holds beyond the history is cut off, and a
-    running TensorBoard follows. When another training begins, its file replaces the old one.
+    A resumed training first removes from its file what was reported after the checkpoint; a running TensorBoard
+    follows. Another training in the same directory replaces the file.
     """
 
     everywhere = False

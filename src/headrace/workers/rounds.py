@@ -29,12 +29,12 @@ class Rounds(Strategy):
     whenever `every` is due, by counters that are the same on all workers; with "end" there is only one. A subclass may
     override `combine`, to take something else than the mean.
 
-    Parameters and floating-point buffers are averaged, each worker weighing as many rows as it has used in the round
-    (`weights="rows"`) or as much as any other ("equal"); of other buffers, such as counters, all take the largest.
-    What the workers' optimizers remember stays their own, or is forgotten at the end of a round (`reset_inner`).
+    Parameters and floating-point buffers are averaged, weighted by the rows that each worker has used in the round
+    (`weights="rows"`), or equally ("equal"). Of other buffers, such as counters, the largest counts. The state of an
+    optimizer stays on its worker; `reset_inner` clears it at the end of each round.
 
-    Saved in the middle of a round, it goes on exactly with as many workers; another number of them begins the round
-    anew from θ₀. A worker that is lost ends the others.
+    A training that was saved in the middle of a round resumes exactly with as many workers. With another number, the
+    round begins again from θ₀. A worker that is lost ends the others.
     """
 
     def __init__(
