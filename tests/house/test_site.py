@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from kit.browser import DARK, chromium, dom, shoot
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 SHOTS = ROOT / "build" / "screenshots"
 PAGES = ("index.html", "trainer.html", "switch.html", "report.html", "reference/trainer.html")
 WIDE = """<script>window.addEventListener("load", () => {
@@ -29,13 +31,30 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as scripts/check builds it."""
-    made = tmp_path_factory.mktemp("site")
+    """The site: a copy of what scripts/check has just built, else a new one."""
+    made, built = tmp_path_factory.mktemp("site"), ROOT / "build" / "site"
+    sources = [ROOT / "mkdocs.yml", ROOT / "CHANGELOG.md", *DOCS.rglob("*.*"), *(ROOT / "src").rglob("*.py")]
+    if (built / "404.html").is_file() and max(map(changed, sources)) < changed(built / "404.html"):
+        return shutil.copytree(built, made, dirs_exist_ok=True)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(made)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return made
+
+
+def changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+@pytest.mark.slow
+def test_the_site_has_every_page_and_asks_nobody_else_for_anything(site: Path) -> None:
+    built = {page.relative_to(site).with_suffix(""): page for page in site.rglob("*.html") if "-probe" not in page.name}
+    assert built.keys() == {page.relative_to(DOCS).with_suffix("") for page in DOCS.rglob("*.md")} | {Path("404")}
+    for page in built.values():
+        tags = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())
+        tags = [tag for tag in tags if not re.search(r"rel=[\"']?canonical", tag)]
+        assert [tag for tag in tags if re.search(r"(?:src|href)=[\"']?https?:", tag)] == [], page.name
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One update, call by call: how many calls it makes, in how many files, of which classes. As a program, it counts."""
+"""One update, call by call: how many calls it makes, in how many files, of which classes."""
 
 import inspect
 import math
@@ -78,19 +78,13 @@ def listed() -> list[str]:
 
 def test_an_update_makes_few_calls_in_few_files() -> None:
     calls = walk()
+    files = {call.file for call in calls}
+    print(f"one update: {len(calls)} calls in {len(files)} files, at most {MOST_CALLS} in {MOST_FILES}")
     assert 20 < len(calls) <= MOST_CALLS, [call.name for call in calls]
-    assert len({call.file for call in calls}) <= MOST_FILES
+    assert len(files) <= MOST_FILES
 
 
 def test_the_page_names_the_classes_of_an_update_and_no_others() -> None:
     classes = {call.home for call in walk()} - {""}
     assert len(listed()) <= MOST_CLASSES
     assert classes == set(listed())
-
-
-if __name__ == "__main__":
-    calls = walk()
-    for call in calls if "-v" in sys.argv else ():
-        print(f"  {call.file:24} {call.name}")
-    files = len({call.file for call in calls})
-    print(f"one update: {len(calls)} calls in {files} files, at most {MOST_CALLS} in {MOST_FILES}")
