@@ -22,15 +22,12 @@ from kit.resume_harness import (
 from kit.resume_parts import STEPS
 from kit.sampled import sampled
 
+pytestmark = pytest.mark.slow
 PER_EPOCH = STEPS // 3
 EVERY = range(STEPS + 1)
 SPLIT = [k for k in range(STEPS) if (k + 1) % PER_EPOCH]  # steps before one that has two microbatches
 OBJECTIVE, REPORTS, DRAWS = "objective with parameters", "reports within epochs", "draws in a callback"
 MAIN = ["table", "source that ends", "source that goes on"]
-
-
-def slow(*arguments: object) -> object:
-    return pytest.param(*arguments, marks=pytest.mark.slow)
 
 
 STOPS = [(name, k, "break") for name in [*MAIN, "several optimizers", "fp16", REPORTS, DRAWS] for k in EVERY]
@@ -39,10 +36,7 @@ STOPS += [(name, k, "preempt") for name in MAIN[:2] for k in EVERY[1:]]
 STOPS += [("table", PER_EPOCH, "validating"), *[(DRAWS, k, "validating") for k in (PER_EPOCH, STEPS)]]
 STOPS += [(REPORTS, k, "validating") for k in EVERY[3::3]]
 STOPS_KEPT = [("table", 13, "break"), ("source that goes on", PER_EPOCH, "break"), (REPORTS, 12, "validating")]
-STOP_QUICK = (REPORTS, 12, "validating")
 TWICE = [name for name in CASES if name not in MAIN]
-TWICE_QUICK = [OBJECTIVE]
-CHAINS_QUICK = ["table"]
 
 Reference = Callable[[str], Record]
 
@@ -62,11 +56,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "k", "kind"),
-    [stop if stop == STOP_QUICK else slow(*stop) for stop in sampled(STOPS, keep=STOPS_KEPT, of=24)],
-)
+@pytest.mark.parametrize(("name", "k", "kind"), sampled(STOPS, keep=STOPS_KEPT, of=24))
 def test_a_training_that_was_stopped_at_any_step_in_any_way_goes_on_bit_for_bit(
     name: str, k: int, kind: str, tmp_path: Path, reference: Reference
 ) -> None:
@@ -74,28 +64,22 @@ def test_a_training_that_was_stopped_at_any_step_in_any_way_goes_on_bit_for_bit(
     assert differences(stopped_and_resumed(name, tmp_path / "run", Stop(k, kind)), reference(name)) == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name if name in TWICE_QUICK else slow(name) for name in TWICE])
+@pytest.mark.parametrize("name", TWICE)
 def test_every_kind_of_training_goes_on_bit_for_bit_twice(name: str, tmp_path: Path) -> None:
     assert differences_in_one_process(name, tmp_path / "run", Stop(4), Stop(2 * PER_EPOCH)) == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name in CHAINS_QUICK else slow(name) for name in sampled(CASES, keep=CHAINS_QUICK, of=4)]
-)
+@pytest.mark.parametrize("name", sampled(CASES, keep=["table"], of=4))
 def test_a_training_that_is_left_after_every_single_step_ends_the_same(name: str, tmp_path: Path) -> None:
     assert differences_in_one_process(name, tmp_path / "run", *map(Stop, EVERY)) == {}
 
 
-@pytest.mark.slow
 def test_all_ways_of_stopping_one_after_the_other(tmp_path: Path, reference: Reference) -> None:
     kinds = ["break", "error", "preempt", "break", "preempt"]
     stops = [Stop(k, kinds[n % len(kinds)]) for n, k in enumerate(SPLIT[3::3])]
     assert differences(stopped_and_resumed(REPORTS, tmp_path / "run", *stops), reference(REPORTS)) == {}
 
 
-@pytest.mark.slow
 def test_an_interpreter_of_its_own_goes_on_bit_for_bit(tmp_path: Path, reference: Reference) -> None:
     """Not a fork: nothing is known there but the files."""
     in_process("source that goes on", tmp_path / "run", Stop(13))
@@ -110,8 +94,7 @@ def test_an_interpreter_of_its_own_goes_on_bit_for_bit(tmp_path: Path, reference
     assert differences(json.loads(done.stdout), reference("source that goes on")) == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [DRAWS, slow("table"), slow("source that ends")])
+@pytest.mark.parametrize("name", [DRAWS, "table", "source that ends"])
 def test_another_seed_is_noticed(name: str, tmp_path: Path, reference: Reference) -> None:
     """The control: the comparison is not blind."""
     other = in_process(name, tmp_path / "run", None, seed=1)
@@ -120,7 +103,6 @@ def test_another_seed_is_noticed(name: str, tmp_path: Path, reference: Reference
     )
 
 
-@pytest.mark.slow
 def test_a_training_that_begins_again_is_noticed(tmp_path: Path, reference: Reference) -> None:
     """The control: what was stopped does go on, it does not start anew."""
     in_process("table", tmp_path / "run", Stop(13))

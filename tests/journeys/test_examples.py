@@ -1,16 +1,13 @@
 """The examples run as they are, learn what they are about, and stay short."""
 
 import json
-import os
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from kit.imports import module_at
 
 ROOT = Path(__file__).parents[2]
@@ -28,15 +25,7 @@ LEARNT = {
 """What an example prints last, and what it reaches where it has learnt something; guessing is far below."""
 
 
-@pytest.fixture(autouse=True)
-def somewhere_else(tmp_path: Path, monkeypatch: Any) -> Iterator[None]:
-    """A directory of its own, one thread, and torch's random numbers as they were afterwards."""
-    monkeypatch.chdir(tmp_path)
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.set_rng_state(state)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def run(name: str, capsys: Any) -> str:
@@ -45,13 +34,8 @@ def run(name: str, capsys: Any) -> str:
     return str(capsys.readouterr().out)
 
 
-QUICK = "tabular"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNT if name != QUICK)]
-)
+@pytest.mark.parametrize("name", LEARNT)
 def test_an_example_learns_what_it_is_about(name: str, capsys: Any, tmp_path: Path) -> None:
     what, enough = LEARNT[name]
     printed = run(name, capsys)
@@ -115,4 +99,3 @@ def test_a_notebook_runs_and_learns(name: str, notebooks: ModuleType, tmp_path: 
 
 def test_every_example_is_run() -> None:
     assert {example.stem for example in EXAMPLES} == {*LEARNT, "tune_with_optuna"}
-    assert os.getcwd() != str(ROOT), "nothing is left behind in the repository"

@@ -245,12 +245,6 @@ def changed(found: Any, random: Random) -> tuple[bytes, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", ["one worker"], indirect=True)
-def test_what_a_document_holds_is_used_or_refused_in_a_sentence(made: tuple[str, Path]) -> None:
-    assert survey(*made, range(12)) > 0, "hardly a change was noticed: is it made?"
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_whatever_a_document_holds_it_is_used_or_refused_in_a_sentence(made: tuple[str, Path]) -> None:
     chosen = seeds(40, nightly=600)

@@ -14,7 +14,6 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

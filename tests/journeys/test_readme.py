@@ -1,4 +1,4 @@
-"""What the documents say is true: their programs and commands run, and their links lead to files."""
+"""What the documents say is true: their programs and commands run."""
 
 import re
 import shutil
@@ -13,41 +13,18 @@ import torch
 from kit import left_behind
 from kit.pages import Block, blocks, run_page
 
-import headrace
-
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-LONG = (
-    "guarantees.md",
-    "tune.md",
-    "report.md",
-    "strategies.md",
-    "index.md",
-    "callbacks.md",
-    "how_it_works.md",
-    "debug.md",
-    "source.md",
-    "export.md",
-    "sequences.md",
-    "images.md",
-    "schedules.md",
-    "files.md",
-    "resume.md",
-    "compatibility.md",
-    "fine_tune.md",
-)
 
 
-def programs(page: Path) -> list[tuple[int, str]]:
-    """The Python blocks of a page, with the line that each begins at."""
-    text = page.read_text()
-    blocks = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [(text[: block.start(1)].count("\n"), block[1]) for block in blocks]
+def programs(page: Path) -> list[Block]:
+    """The Python blocks of a page that are no files of their own."""
+    return [block for block in blocks(page.read_text()) if block.language == "python" and not block.title]
 
 
 def marked(page: Path) -> Any:
-    """Of the long ones, the README alone is run every day."""
-    marks = [pytest.mark.slow] if page.name in LONG else []
+    """The README alone is run every day."""
+    marks = [] if page.name == "README.md" else [pytest.mark.slow]
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
@@ -59,17 +36,16 @@ def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "__page__"}
-    for line, program in programs(page):
-        code = compile("\n" * line + program, str(page), "exec")
-        exec(code, names)
+    for program in programs(page):
+        exec(compile("\n" * program.line + program.text, str(page), "exec"), names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["workers.md", "large_models.md"])
 def test_the_first_program_of_several_workers_starts_two_processes(page: str, tmp_path: Path) -> None:
     """Its own interpreter, since the programs of a page are otherwise not run as the main one."""
-    (_, program), *_ = programs(ROOT / "docs" / page)
-    (tmp_path / "train.py").write_text(program)
+    program, *_ = programs(ROOT / "docs" / page)
+    (tmp_path / "train.py").write_text(program.text)
     ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert "(" in ended.stderr + ended.stdout  # the throughput of each of the two
@@ -81,7 +57,7 @@ def test_the_readme_has_programs_and_they_train() -> None:
     text = (ROOT / "README.md").read_text()
     found = programs(ROOT / "README.md")
     assert len(found) == text.count("```python") >= 3
-    assert sum(".fit(" in program for _, program in found) >= 2
+    assert sum(".fit(" in program.text for program in found) >= 2
 
 
 def commands(page: Path) -> list[Block]:
@@ -140,36 +116,3 @@ def test_the_page_of_installation_names_every_extra() -> None:
     rows = re.findall(r"^\| (`headrace\[.*?) \|", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"\[(\w+)\]", row)}
     assert named == set(extras) - {"dev", "bench"}
-
-
-def test_links_of_the_readme_to_the_repository_lead_to_files() -> None:
-    """They are absolute, so that the page works on the package index."""
-    text = (ROOT / "README.md").read_text()
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert all(link.startswith("https://") for link in links)
-    where = r"https://(?:github\.com/headrace/headrace/blob|raw\.githubusercontent\.com/headrace/headrace)/main/([^#]+)"
-    files = [found[1] for link in links if (found := re.match(where, link))]
-    assert len(files) >= 20
-    assert [file for file in files if not (ROOT / file).is_file()] == []
-    for page, anchor in re.findall(r"/blob/main/(docs/\w+\.md)#([\w-]+)\)", text):
-        titles = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), flags=re.MULTILINE)
-        slugs = [re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-") for title in titles]
-        assert anchor in slugs, f"{page}#{anchor}"
-
-
-def test_the_loop_that_is_compared_gives_the_weights_of_fit() -> None:
-    (loop,) = (program for _, program in programs(ROOT / "docs" / "how_it_works.md") if "def raw_loop" in program)
-    names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
-    exec(loop, names)
-    x, y = torch.randn(300, 20), torch.randint(0, 3, (300,))
-    models = []
-    for way in ("raw", "fit"):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-        optimizer = torch.optim.AdamW(model.parameters())
-        if way == "raw":
-            names["raw_loop"](model, optimizer, x, y, headrace.Order(len(x), seed=0), epochs=3)
-        else:
-            headrace.Trainer(model, headrace.CrossEntropy(), optimizer).fit((x, y), epochs=3, progress=False)
-        models.append(model.state_dict())
-    assert all(map(torch.equal, models[0].values(), models[1].values()))

@@ -29,7 +29,6 @@ from kit.small import stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.adapters import compose
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
 
@@ -67,38 +66,6 @@ def test_a_bag_of_words_is_what_a_dense_layer_makes_of_the_dense_rows() -> None:
 
 
 OPEN_BAG = Sparse(OPEN["tokens"].values, None, OPEN["tokens"].offsets, WORDS)
-
-
-class Recurrent(nn.Module):
-    def __init__(self, form: str = "packed") -> None:
-        super().__init__()
-        self.embedding, self.lstm, self.out = (
-            nn.Embedding(WORDS, 4),
-            nn.LSTM(4, 5, batch_first=True),
-            nn.Linear(5, TAGS),
-        )
-        self.form = form
-
-    def forward(self, tokens: Ragged) -> Ragged:
-        embedded = tokens.with_values(self.embedding(tokens.values))
-        if self.form == "one by one":
-            hidden = [self.lstm(row[None])[0][0] for row in embedded]
-            return tokens.with_values(self.out(torch.cat(hidden)))
-        states, _ = self.lstm(embedded.packed())
-        padded, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
-        return tokens.with_padded(self.out(padded))
-
-
-@pytest.mark.parametrize("microbatch", [None, 5])
-def test_a_recurrent_net_on_packed_sequences_is_one_on_each_of_them(microbatch: int | None) -> None:
-    found = []
-    for form, size in (("one by one", None), ("packed", microbatch)):
-        torch.manual_seed(0)
-        model = Recurrent(form)
-        history = make(model, hr.CrossEntropy(), "tags", microbatch=size).fit(DATA, epochs=2, progress=False)
-        found.append((weights(model), history.last["train/loss"]))
-    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
-    assert found[1][1] == pytest.approx(found[0][1], rel=1e-5)
 
 
 def test_views_of_a_stream_are_passed_by_name() -> None:
@@ -178,33 +145,13 @@ def test_sequences_within_a_dict_are_predicted_too() -> None:
     assert found["n"].tolist() == [LENGTHS[k : k + 16].sum().item() for k in range(0, ROWS, 16)]
 
 
-def test_padded_outputs_of_several_batches_are_refused_with_what_to_return_instead() -> None:
+def test_padded_outputs_are_joined_if_all_are_as_long_and_else_refused_with_what_to_return() -> None:
     trainer = make(tagger(TAGS), hr.CrossEntropy(), "tags")
     with pytest.raises(hr.DataError, match=r"cannot be joined. For sequences, return a Ragged: words.with_values"):
         trainer.predict(DATA, batch_size=2)
     assert trainer.predict(DATA, batch_size=100).shape == (ROWS, 7, TAGS)
-
-
-def test_padded_outputs_of_batches_that_are_all_as_long_are_joined() -> None:
-    trainer = make(tagger(TAGS), hr.CrossEntropy(), "tags")
     tokens = ragged(torch.arange(8), torch.tensor([0, 2, 4, 6, 8]))
     assert trainer.predict({"tokens": tokens}, batch_size=2).shape == (4, 2, TAGS)
-
-
-# --- batches that count items ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("table", [hr.ArrayTable(OPEN), compose.filter(OPEN, lambda f: f["id"] % 2 == 0)])
-def test_batches_may_count_words(table: hr.Table) -> None:
-    trainer = make(tagger(TAGS, "Ragged"), hr.CrossEntropy(), "tags", batch_size=25)
-    seen: list[tuple[int, int, int]] = []
-    trainer.model.register_forward_hook(lambda m, given, out: seen.append((len(given[0]), given[0].items, m.training)))
-    reader = hr.Reader(table, count="words", seed=5)
-    history = trainer.fit(reader, epochs=2, progress=False)
-    assert sum(rows for rows, _, _ in seen) == 2 * len(table) == history.last["samples"]
-    assert all(items <= 25 for _, items, _ in seen)
-    assert sum(items for _, items, _ in seen) == 2 * int(table.lengths("words").sum())
-    assert sum(items for _, items, _ in seen) / len(seen) > 18
 
 
 # --- resume ------------------------------------------------------------------------------------------------

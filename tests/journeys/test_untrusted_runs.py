@@ -75,39 +75,16 @@ def names(run: Path, recipe: Any, **more: Any) -> None:
         (run / file).write_text(json.dumps(document))
 
 
-def a_path(run: Path) -> None:
-    names(run, str(evil(run.parent / "elsewhere" / "evil.py")) + ":small")
+def linked(file: Path) -> Path:
+    """A link to such a program, which is outside of the run."""
+    file.unlink(missing_ok=True)
+    file.symlink_to(evil(Path("evil.py").absolute()))
+    return file
 
 
-def a_relative_path(run: Path) -> None:
-    names(run, f"{evil(run / 'evil.py').relative_to(Path.cwd())}:small")
-
-
-def a_path_through_proc(run: Path) -> None:
-    evil(run / "evil.py")
-    names(run, f"/proc/self/cwd/{run.name}/evil.py:small")
-
-
-def a_link_to_a_program(run: Path) -> None:
-    (run / "linked.py").symlink_to(evil(run.parent / "evil.py"))
-    names(run, f"{run / 'linked.py'}:small")
-
-
-def the_copy_in_the_run(run: Path) -> None:
-    evil(run / "recipe.py")
-
-
-def a_link_in_place_of_the_copy(run: Path) -> None:
-    (run / "recipe.py").unlink()
-    (run / "recipe.py").symlink_to(evil(run.parent / "evil.py"))
-
-
-def the_original_file_replaced(run: Path) -> None:
-    names(run, str(evil(run.parent / "clouds.py")))
-
-
-def a_module_and_a_function(run: Path) -> None:
-    names(run, "os:system", arguments={"command": f"touch {Path('executed').absolute()}"})
+def executed() -> str:
+    """A command for a shell that leaves the mark."""
+    return f"touch {Path('executed').absolute()}"
 
 
 def a_module_on_the_path(run: Path) -> None:
@@ -134,9 +111,9 @@ def modules_that_python_imports(run: Path) -> None:
 
 
 def tags_of_yaml(run: Path) -> None:
-    command = f"touch {Path('executed').absolute()}"
+    text = f"recipe: !!python/object/apply:os.system ['{executed()}']\narguments: {{}}\nfit: {{}}\n"
     for name in ("recipe.json", "recipe.yaml", "config.json", "config.yaml"):
-        (run / name).write_text(f"recipe: !!python/object/apply:os.system ['{command}']\narguments: {{}}\nfit: {{}}\n")
+        (run / name).write_text(text)
 
 
 def classes_in_the_settings(run: Path) -> None:
@@ -154,30 +131,30 @@ def trust_in_the_settings(run: Path) -> None:
 def a_pickle_in_place_of_weights(run: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
-            return os.system, (f"touch {Path('executed').absolute()}",)
+            return os.system, (executed(),)
 
     for file in [*run.rglob("*.safetensors"), *run.rglob("trainer.json")]:
         torch.save(Bomb(), file)
 
 
-WAYS: list[Callable[[Path], None]] = [
-    a_path,
-    a_relative_path,
-    a_path_through_proc,
-    a_link_to_a_program,
-    the_copy_in_the_run,
-    a_link_in_place_of_the_copy,
-    the_original_file_replaced,
-    a_module_and_a_function,
-    a_module_on_the_path,
-    a_package,
-    a_compiled_file,
-    modules_that_python_imports,
-    tags_of_yaml,
-    classes_in_the_settings,
-    trust_in_the_settings,
-    a_pickle_in_place_of_weights,
-]
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "a path": lambda run: names(run, f"{evil(run.parent / 'elsewhere' / 'evil.py')}:small"),
+    "a relative path": lambda run: names(run, f"{evil(run / 'evil.py').relative_to(Path.cwd())}:small"),
+    "a path through proc": lambda run: names(run, f"/proc/self/cwd/{evil(run / 'evil.py').relative_to(Path.cwd())}:small"),
+    "a link to a program": lambda run: names(run, f"{linked(run / 'linked.py')}:small"),
+    "the copy in the run": lambda run: evil(run / "recipe.py"),
+    "a link in place of the copy": lambda run: linked(run / "recipe.py"),
+    "the original file replaced": lambda run: names(run, str(evil(run.parent / "clouds.py"))),
+    "a module and a function": lambda run: names(run, "os:system", arguments={"command": executed()}),
+    "a module on the path": a_module_on_the_path,
+    "a package": a_package,
+    "a compiled file": a_compiled_file,
+    "modules that Python imports": modules_that_python_imports,
+    "tags of YAML": tags_of_yaml,
+    "classes in the settings": classes_in_the_settings,
+    "trust in the settings": trust_in_the_settings,
+    "a pickle in place of weights": a_pickle_in_place_of_weights,
+}
 
 USES: dict[str, list[str]] = {
     "load": [],
@@ -207,12 +184,12 @@ def use(name: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", USES)
 def test_no_code_of_a_run_is_executed_without_trust(
-    name: str, way: Callable[[Path], None], place: Path, capsys: pytest.CaptureFixture[str]
+    name: str, way: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    way(place / "run")
+    WAYS[way](place / "run")
     said = use(name) + capsys.readouterr().err
     assert not (place / "executed").exists()
     assert "Traceback" not in said
@@ -237,8 +214,7 @@ def test_no_variable_of_the_environment_is_trust(place: Path, monkeypatch: pytes
     evil(place / "run" / "recipe.py")
     for name in ("HEADRACE_TRUST", "HEADRACE_RECIPE"):
         monkeypatch.setenv(name, "true")
-    for name in NEED_CODE:
-        assert use(name) != ""
+    assert all(use(name) != "" for name in NEED_CODE)
     assert not (place / "executed").exists()
 
 
@@ -331,10 +307,12 @@ CONTENTS: dict[str, bytes | None] = {
     "deep dicts": b'{"a":' * 100_000,
     "lists as deep as is parsed": b"[" * 500 + b"]" * 500,
     "aliases": BOMB + b"recipe: x\narguments: {k: *k}\nfit: {k: *k}\nid: x\n",
+    "a long document": b'{"recipe": "x", "arguments": {}, "fit": {}, "padding": "' + b" " * (16 << 20) + b'"}',
     "a long number": b'{"id": "x", "recipe": "x", "arguments": {}, "fit": {}, "step": ' + b"9" * 5000 + b"}",
     "a pipe": None,
     "a device": None,
 }
+LONG = {"a long document": r"longer than 16\.8 MB"}
 DOCUMENTS = ("run.json", "recipe.json", "config.json", "metrics.jsonl", "times.jsonl", "best/best.json")
 IN_CHECKPOINT = ("trainer.json", "rank-00000.json", "manifest.json", "COMMIT")
 
@@ -396,15 +374,8 @@ def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str,
 @pytest.mark.parametrize("content", CONTENTS)
 def test_what_a_run_says_of_its_recipe_is_refused_where_it_cannot_be_read(content: str, place: Path) -> None:
     put(place / "run", "recipe.json", content)
-    with pytest.raises(hr.RunError, match="what run says of its recipe cannot be read"):
-        hr.load("run")
-
-
-def test_a_document_of_a_run_that_is_larger_than_its_limit_is_not_read(place: Path) -> None:
-    document = json.loads((place / "run" / "recipe.json").read_text())
-    (place / "run" / "recipe.json").write_text(json.dumps(document | {"padding": " " * (16 << 20)}))
-    with pytest.raises(hr.RunError, match=r"what run says of its recipe cannot be read: .*longer than 16\.8 MB"):
-        hr.load("run", recipe="sines.py:small")
+    with pytest.raises(hr.RunError, match=f"what run says of its recipe cannot be read.*{LONG.get(content, '')}"):
+        hr.load("run", recipe="sines.py:small" if content in LONG else None)
 
 
 def test_an_option_that_a_run_has_as_text_is_read_with_the_same_limits(place: Path) -> None:
