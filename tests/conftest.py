@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 from kit import left_behind, sampled
 from xdist.remote import Producer
@@ -83,6 +82,8 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """
     running, cores = processes.left().keys(), _cores()
     path, modules, base = [*sys.path], {*sys.modules}, str(tmp_path_factory.getbasetemp())
+    import torch  # here: the process that distributes the tests needs none
+
     torch.set_num_threads(1)
     yield
     sys.path[:] = path
