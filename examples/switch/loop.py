@@ -3,9 +3,8 @@ import os
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from data import test, train, val
+from torch import nn
 
 
 def score(model, x, y):

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("**/*.md"))
 README = ROOT / "README.md"
-HERE = re.compile(r"\]\(https://(?:github|raw\.githubusercontent)\.com/headrace/headrace/(?:blob/)?main/([^)#]+)#?([^)]*)\)")
+HERE = re.compile(
+    r"\]\(https://(?:github|raw\.githubusercontent)\.com/headrace/headrace/(?:blob/)?main/([^)#]+)#?([^)]*)\)"
+)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.MULTILINE | re.DOTALL)
 
 

@@ -230,7 +230,7 @@ ABOVE = {
 
 def test_an_import_from_below_is_seen_and_one_from_above_is_allowed() -> None:
     for cases, count in ((BELOW, 1), (ABOVE, 0)):
-        for module, source in ((module, source) for module in cases for source in cases[module]):
+        for module, source in ((name, each) for name, sources in cases.items() for each in sources):
             assert len(upward_imports(ast.parse(source), module, LAYERS)) == count, (module, source)
 
 

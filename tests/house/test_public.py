@@ -11,9 +11,8 @@ from kit.imports import imported_after, names_of
 
 import headrace as hr
 
-HEAVY = set(
-    "yaml torchmetrics rich pyarrow tensorboard docstring_parser matplotlib sklearn pandas scipy lightning ray".split()
-)
+HEAVY = {"yaml", "torchmetrics", "rich", "pyarrow", "tensorboard", "docstring_parser", "matplotlib"}
+HEAVY |= {"sklearn", "pandas", "scipy", "lightning", "ray"}
 
 
 def imported_by(code: str) -> set[str]:

@@ -27,7 +27,7 @@ from kit.sequence_parts import (
     weights,
     without,
 )
-from torch import Tensor, nn
+from torch import nn
 
 import headrace as hr
 from headrace.data.ragged import Ragged
@@ -229,17 +229,17 @@ def test_streams_that_do_not_fit_are_named_before_the_first_update() -> None:
     offsets[1] -= 1
     tags[int(OFFSETS[30])] = 9
     number[int(OFFSETS[31])] = float("nan")
-    model, squeezed = tagger(TAGS), tagger(1, squeeze=True)
-    before = weights(model)
-    with pytest.raises(hr.DataError, match="by_item"):
-        rows = {**DATA, "by_item": ragged(torch.ones(ITEMS), offsets)}
-        make(model, hr.CrossEntropy(weight="by_item"), "tags").fit(rows, epochs=1, progress=False)
-    with pytest.raises(hr.DataError, match=r"train data: stream 'tags', row 30\b.*label 9 is out of range"):
-        make(model, hr.CrossEntropy(), "tags").fit({**DATA, "tags": ragged(tags)}, epochs=1, progress=False)
-    with pytest.raises(hr.DataError, match=r"stream 'number' is not finite in row 31"):
-        rows = {**DATA, "number": ragged(number)}
-        make(squeezed, hr.MSE(), "number").fit(rows, epochs=1, scan=True, progress=False)
-    assert torch.equal(weights(model), before)
+    wrong: list[tuple[Any, str, dict[str, Any], str]] = [
+        (hr.CrossEntropy(weight="by_item"), "tags", {"by_item": ragged(torch.ones(ITEMS), offsets)}, "by_item"),
+        (hr.CrossEntropy(), "tags", {"tags": ragged(tags)}, r"train data: stream 'tags', row 30\b.*label 9 is out of"),
+        (hr.MSE(), "number", {"number": ragged(number)}, r"stream 'number' is not finite in row 31"),
+    ]
+    for loss, target, stream, said in wrong:
+        model = tagger(TAGS) if target == "tags" else tagger(1, squeeze=True)
+        before, trainer = weights(model), make(model, loss, target)
+        with pytest.raises(hr.DataError, match=said):
+            trainer.fit({**DATA, **stream}, epochs=1, scan=target == "number", progress=False)
+        assert torch.equal(weights(model), before)
 
 
 # --- empty sequences ---------------------------------------------------------------------------------------

@@ -140,7 +140,9 @@ def a_pickle_in_place_of_weights(run: Path) -> None:
 WAYS: dict[str, Callable[[Path], Any]] = {
     "a path": lambda run: names(run, f"{evil(run.parent / 'elsewhere' / 'evil.py')}:small"),
     "a relative path": lambda run: names(run, f"{evil(run / 'evil.py').relative_to(Path.cwd())}:small"),
-    "a path through proc": lambda run: names(run, f"/proc/self/cwd/{evil(run / 'evil.py').relative_to(Path.cwd())}:small"),
+    "a path through proc": lambda run: names(
+        run, f"/proc/self/cwd/{evil(run / 'evil.py').relative_to(Path.cwd())}:small"
+    ),
     "a link to a program": lambda run: names(run, f"{linked(run / 'linked.py')}:small"),
     "the copy in the run": lambda run: evil(run / "recipe.py"),
     "a link in place of the copy": lambda run: linked(run / "recipe.py"),

@@ -31,8 +31,8 @@ class Callback:
 
     Every hook gets the `Info` of the loop: counters, position, losses. A callback requests changes by its
     methods `stop`, `mark_best`, `set_rate`, `freeze`, `thaw` and `evaluate_with`; `log` adds numbers to the report.
-    `with info.evaluating() as model` gives the model as it is validated. A run saves what `state_dict` returns, and passes it
-    to `load_state_dict` when it is resumed.
+    `with info.evaluating() as model` gives the model as it is validated. A run saves what `state_dict` returns, and
+    passes it to `load_state_dict` when it is resumed.
 
     With several workers a callback is called on each of them, with the same numbers, and has to make the same requests.
     """

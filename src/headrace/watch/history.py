@@ -25,7 +25,7 @@ _BEST = "font-weight:600;background:rgba(0,114,178,0.16)"
 
 
 class History:
-    """The reports of a training, in order. A row has `epoch`, `step`, `samples` and every measured number by its key."""
+    """The reports of a training, in order. A row has `epoch`, `step`, `samples` and all measured numbers by key."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
