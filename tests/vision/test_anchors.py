@@ -5,7 +5,6 @@ import torch
 from kit.shapes import draw_shapes
 from torch import Tensor
 
-import headrace as hr
 from headrace import vision
 
 CPU = torch.device("cpu")
@@ -18,11 +17,6 @@ def test_anchors_stand_in_the_middle_of_the_places_of_each_grid() -> None:
     assert found[1].tolist() == [4 - 16, 4 - 4, 4 + 16, 4 + 4]
     middles = (found[:, :2] + found[:, 2:]) / 2
     assert middles[::2].tolist() == [[r, c] for r in (4, 12, 20, 28) for c in (4, 12)] + [[8, 8], [24, 8]]
-
-
-def test_anchors_without_a_size_are_refused() -> None:
-    with pytest.raises(hr.ConfigError, match=r"sizes= are numbers greater than 0, at least one, got \(\)"):
-        vision.Anchors(sizes=())
 
 
 BOXES = torch.tensor([[[0.0, 0, 10, 10], [20, 20, 30, 30]], [[0, 0, 0, 0], [0, 0, 0, 0]]])

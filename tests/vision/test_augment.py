@@ -88,17 +88,3 @@ def test_what_a_row_draws_is_the_same_in_any_batch_and_another_in_every_epoch() 
     assert torch.equal(epochs(4)[0], epochs(6)[0])
     first, second = epochs(4)[0].chunk(2)
     assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"zoom": (1.2, 0.8)}, r"zoom= .* \(1.2, 0.8\)"), ({"mirror": 2.0}, "mirror= is between 0 and 1, got 2.0")],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(hr.ConfigError, match=said):
-        vision.Augment(**options)
-
-
-def test_augmentation_wants_a_stream_of_images() -> None:
-    with pytest.raises(hr.DataError, match=r"wants a stream 'image' .* got \['x'\]"):
-        vision.Augment()({"x": torch.zeros(2, 3)}, draws(2))

@@ -122,11 +122,6 @@ def test_any_model_with_the_same_outputs_can_be_trained() -> None:
     assert all(float(training.step(batch())["total_loss"]) < first for _ in range(3))
 
 
-def test_a_model_with_other_outputs_is_told_what_is_wanted() -> None:
-    with pytest.raises(hr.ConfigError, match="'class_logits', 'box_codes' and 'anchors', got a Tensor"):
-        trainer(vision.Detection(), vision.ImageClassifier(2, 1, widths=(4,))).step(batch())
-
-
 def test_classes_that_the_model_does_not_have_are_refused() -> None:
     streams = batch()
     streams["bbox"] = streams["bbox"].clone()
@@ -159,11 +154,6 @@ def test_boxes_of_a_stream_that_cannot_be_found_are_refused(name: str) -> None:
     streams["bbox"][2, 1] = torch.tensor(numbers)
     with pytest.raises(hr.DataError, match=f"stream 'bbox', row 2, box 1: {said}"):
         trainer(vision.Detection()).step(streams)
-
-
-def test_targets_of_another_shape_are_refused() -> None:
-    with pytest.raises(hr.DataError, match=r"'bbox' has rows of shape \[3, 4\], expected boxes and their classes"):
-        trainer(vision.Detection()).step({"image": SHAPES.image, "bbox": SHAPES.bbox[..., 1:]})
 
 
 def test_detections_are_the_best_boxes_of_the_outputs() -> None:
@@ -220,8 +210,3 @@ def test_boxes_as_sequences_train_and_score_as_those_that_are_filled_up(workers:
     assert {"train/map", "val/map", "val/loss"} <= found[1].keys()
     for one, other in zip(found[0], expected[0], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-
-
-def test_strides_have_to_be_those_of_the_stages() -> None:
-    with pytest.raises(hr.ConfigError, match=r"strides \[4, 8\]; with 3 widths they are powers of 2 that rise to 4"):
-        vision.Detector(2, 1, widths=(4, 4, 4), anchors=ANCHORS)

@@ -1,7 +1,6 @@
 """Image files are tables: decoded, resized, with their labels, masks and boxes, and damaged ones are named."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -185,7 +184,7 @@ def one(**other: Any) -> dict[str, Any]:
         (annotations(images=annotations()["images"] * 2), "4 images have 2 ids"),
         (
             annotations(images=[{"id": 7, "file_name": "gone.png", "height": 8, "width": 8}], annotations=[]),
-            r"gone\.png' is not there \(1 of the 1 images in .*marks\.json are missing\)",
+            r"gone\.png' is not there \(1 of 1 images in .*marks\.json are missing\)",
         ),
     ],
 )
@@ -200,14 +199,6 @@ def test_an_image_of_another_size_than_its_annotation_says_is_refused_when_it_is
     assert table.rows(0, 1).rows == 1
     with pytest.raises(hr.SourceError, match=r"b\.png has 32 rows and 24 columns, and its annotation says 16 and 12"):
         table.rows(0, 2)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(hr.SourceError, match=r"pipe\.png is not there, or no file"):
-        vision.ImageFiles([tmp_path / "pipe.png"], (8, 8)).rows(0, 1)
-    with pytest.raises(hr.DataError, match="is no file"):
-        vision.coco(tmp_path / "pipe.png", tmp_path, (8, 8))
 
 
 @pytest.mark.parametrize(
@@ -234,28 +225,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: An
         path.write_bytes(whole[: int(len(whole) * data)] if isinstance(data, float) else data)
     with pytest.raises(hr.SourceError, match=rf"{name} {said}"):
         vision.ImageFiles([path], (8, 8)).rows(0, 1)
-
-
-def test_folders_without_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(hr.DataError, match="is no folder"):
-        vision.class_folders(tmp_path / "none", (8, 8))
-    with pytest.raises(hr.DataError, match="has no folders with images"):
-        vision.class_folders(tmp_path, (8, 8))
-    (tmp_path / "cat").mkdir()
-    with pytest.raises(hr.DataError, match=r"cat has no image files \(\.bmp, "):
-        vision.class_folders(tmp_path, (8, 8))
-    with pytest.raises(hr.ConfigError, match="channels= are 1 or 3, size= rows and columns, got channels=4"):
-        vision.ImageFiles(["a.png"], (8, 8), channels=4)
-    with pytest.raises(hr.DataError, match=r"there are 1 image files \(masks: 2\)"):
-        vision.ImageFiles(["a.png"], (8, 8), masks=["a", "b"])
-    with pytest.raises(hr.ConfigError, match="size= rows and columns, got channels=3, size=8"):
-        vision.ImageFiles(["a.png"], 8)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"mean": [0.5, 0.5]}, {"std": [1.0] * 4}, {"std": 0.0}, {"std": [1.0, 1.0, -1.0]}])
-def test_images_cannot_be_normalised_by_other_numbers(options: dict[str, Any]) -> None:
-    with pytest.raises(hr.ConfigError, match=r"one number, or one for each of 3 channels, and std= is greater than 0"):
-        vision.ImageFiles(["a.png"], (8, 8), **options)
 
 
 def test_other_files_are_another_fingerprint(classes: tuple[Path, list[np.ndarray]]) -> None:

@@ -101,10 +101,3 @@ def test_iou_is_a_metric_of_masks() -> None:
             shares.append((one & other).sum().item() / (one | other).sum().item())
     assert found["val/iou"] == pytest.approx(sum(shares) / len(shares))
     assert found["val/accuracy"] == pytest.approx((answer == SHAPES.segmentation_image).double().mean().item())
-
-
-def test_an_unknown_normalisation_is_refused() -> None:
-    with pytest.raises(hr.ConfigError, match="unknown norm 'layer'"):
-        vision.Segmenter(2, norm="layer")  # type: ignore[arg-type]
-    with pytest.raises(hr.ConfigError, match=r"widths= are the channels of each stage, at least one, got \(\)"):
-        vision.ImageClassifier(2, widths=())

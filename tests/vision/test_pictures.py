@@ -49,11 +49,6 @@ def test_boxes_are_drawn_in_the_colours_of_their_classes_and_weak_ones_are_left_
     assert COLOURS[2] not in drawn
 
 
-def test_answers_of_another_shape_are_refused() -> None:
-    with pytest.raises(hr.DataError, match=r"got the shape \[2, 3, 4\]"):
-        vision.draw(torch.zeros(1, 8, 8), torch.zeros(2, 3, 4))
-
-
 def trained(run: Path, target: str, epochs: int = 2, **options: Any) -> hr.Trainer:
     torch.manual_seed(0)
     model: Any = vision.ImageClassifier(4, 1, widths=(4,))
@@ -107,5 +102,3 @@ def test_pictures_without_the_target_are_refused(tmp_path: Path) -> None:
     pictures = vision.Pictures({"image": SHAPES.image})
     with pytest.raises(hr.ConfigError, match="Pictures needs the streams 'image' and 'image_label_id', got image"):
         trainer.fit(streams, epochs=1, progress=False, run=tmp_path / "run", callbacks=[pictures])
-    with pytest.raises(hr.ConfigError, match="count= is a number of images, at least 1, got 0"):
-        vision.Pictures(streams, count=0)

@@ -118,24 +118,3 @@ def test_what_is_wrong_with_a_sample_is_said_with_its_number_and_key(name: str) 
     task, bad, said = BAD[name]
     with pytest.raises(hr.DataError, match=said):
         schema(task).batch([MAKERS[task](), bad])
-
-
-def test_negative_weights_are_refused() -> None:
-    with pytest.raises(hr.DataError, match=r"sample 0, 'weight_image'.* not negative, got -1"):
-        schema("segmentation").batch([segmented(weight_image=np.full((8, 12), -1.0))])
-
-
-def test_labels_that_are_given_twice_and_unknown_tasks_are_refused() -> None:
-    with pytest.raises(hr.ConfigError, match="are different labels"):
-        vision.ImageSamples("detection", [1, 2, 2])
-    with pytest.raises(hr.ConfigError, match=r"unknown task 'detect'\. Did you mean 'detection'"):
-        vision.ImageSamples("detect", 3)  # type: ignore[arg-type]
-    with pytest.raises(hr.DataError, match="at least one, got list"):
-        schema().batch([])
-
-
-@pytest.mark.parametrize("ids", [["cat", "dog"], [0.5], None])
-def test_class_ids_are_whole_numbers(ids: Any) -> None:
-    with pytest.raises(hr.ConfigError, match="class_ids= and ignore_class_ids= are whole numbers, got"):
-        vision.ImageSamples("detection", ids)
-    assert vision.ImageSamples("detection", np.array([3, 5])).class_ids == (3, 5)  # type: ignore[arg-type]

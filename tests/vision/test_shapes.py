@@ -1,11 +1,7 @@
 """Drawn images are the same for a seed, and their masks, labels and boxes belong together."""
 
-import pytest
 import torch
 from kit.shapes import draw_shapes
-
-import headrace as hr
-from headrace import vision
 
 
 def test_a_seed_gives_the_same_images_and_another_seed_others() -> None:
@@ -22,17 +18,3 @@ def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
         around = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1, label]
         assert boxes[0].tolist() == [float(each) for each in around]
         assert (mask[mask > 0] == label + 1).all()
-
-
-def test_alike_shapes_have_the_label_of_their_image() -> None:
-    drawn = draw_shapes(20, max_shapes=4, seed=3, alike=True)
-    kinds = drawn.bbox[..., -1]
-    assert ((kinds == drawn.image_label_id[:, None]) | (kinds == vision.NONE)).all()
-    assert (kinds >= 0).sum() > 30
-
-
-def test_images_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, max_shapes=3, .*: at least 1, 16 and 1"):
-        draw_shapes(0)
-    with pytest.raises(hr.ConfigError, match=r"radii=\(0.3, 0.2\)\): .* radii between 0 and a half"):
-        draw_shapes(1, radii=(0.3, 0.2))

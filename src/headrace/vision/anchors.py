@@ -17,21 +17,14 @@ class Anchors:
     """Boxes at every place of several grids: each `sizes` · stride large, of each of `ratios` (height / width)."""
 
     def __init__(
-        self,
-        strides: Sequence[int] = (4, 8, 16),
-        sizes: Sequence[float] = (3.0, 4.25),
-        ratios: Sequence[float] = (1.0,),
+        self, strides: Sequence[int] = (4, 8, 16), sizes: Sequence[float] = (3.0, 4.25), ratios: Sequence[float] = (1,)
     ) -> None:
         for name, values in {"strides": strides, "sizes": sizes, "ratios": ratios}.items():
             if not values or not all(value > 0 for value in values):
                 raise ConfigError(f"{name}= are numbers greater than 0, at least one, got {values!r}.")
         self.strides, self.sizes, self.ratios = tuple(strides), tuple(sizes), tuple(ratios)
+        self.each = len(self.sizes) * len(self.ratios)  # at a place
         self._known: dict[tuple[int, int, torch.device], Tensor] = {}
-
-    @property
-    def each(self) -> int:
-        """How many there are at a place."""
-        return len(self.sizes) * len(self.ratios)
 
     def __call__(self, height: int, width: int, device: torch.device) -> Tensor:
         """Those of an image, of shape (anchors, 4), from the first grid to the last, and by rows in each."""
@@ -43,24 +36,19 @@ class Anchors:
 
     def _grid(self, stride: int, rows: int, columns: int) -> Tensor:
         places = torch.cartesian_prod(torch.arange(rows) + 0.5, torch.arange(columns) + 0.5) * stride
-        halves = [
-            (size * stride * math.sqrt(ratio) / 2, size * stride / math.sqrt(ratio) / 2)
-            for size in self.sizes
-            for ratio in self.ratios
-        ]
+        roots = [math.sqrt(ratio) for ratio in self.ratios]
+        halves = [(size * stride * root / 2, size * stride / root / 2) for size in self.sizes for root in roots]
         shapes = torch.tensor([(-high, -wide, high, wide) for high, wide in halves])
         return (places.repeat(1, 2).unsqueeze(1) + shapes).flatten(0, 1)
 
 
 class Matches(NamedTuple):
-    """For each anchor of each image: the number of the box that it is to find, and what it is."""
+    """For each anchor of each image, (images, anchors): the number of the box that it overlaps most; whether it is to
+    find that box; whether it is to find nothing. What is neither is ignored."""
 
     box: Tensor
-    """(images, anchors): the number of the box that it overlaps most."""
     positive: Tensor
-    """(images, anchors): whether it is to find that box."""
     negative: Tensor
-    """(images, anchors): whether it is to find nothing. What is neither is ignored."""
 
 
 @torch.no_grad()
@@ -70,18 +58,16 @@ def match(anchors: Tensor, boxes: Tensor, there: Tensor, positive: float = 0.5, 
     An anchor is to find the box that it overlaps most if that is by at least `positive`, nothing if by less than
     `negative`. The anchors that overlap a box most are to find it in any case. Everything at once, or in few pieces.
     """
-    best_of_box = boxes.new_zeros(there.shape)
-    pieces = list(_pieces(anchors, boxes))
-    known = [_known(pieces[0], boxes, there)] if len(pieces) == 1 else []
-    for piece in pieces:
-        found = known[0] if known else _known(piece, boxes, there)
-        best_of_box = torch.maximum(best_of_box, found.amax(1))
-    parts = [_match(known[0] if known else _known(p, boxes, there), best_of_box, positive, negative) for p in pieces]
+    first, *rest = anchors.split(max(1, PAIRS // max(1, boxes.shape[0] * boxes.shape[1])))
+    known = _known(first, boxes, there)  # of all anchors, mostly
+
+    def found() -> Iterator[Tensor]:
+        yield known
+        yield from (_known(piece, boxes, there) for piece in rest)
+
+    best_of_box = torch.stack([each.amax(1) for each in found()]).amax(0)
+    parts = [_match(each, best_of_box, positive, negative) for each in found()]
     return Matches(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
-
-
-def _pieces(anchors: Tensor, boxes: Tensor) -> Iterator[Tensor]:
-    yield from anchors.split(max(1, PAIRS // max(1, boxes.shape[0] * boxes.shape[1])))
 
 
 def _known(anchors: Tensor, boxes: Tensor, there: Tensor) -> Tensor:
@@ -93,8 +79,6 @@ def _known(anchors: Tensor, boxes: Tensor, there: Tensor) -> Tensor:
 
 def _match(found: Tensor, best_of_box: Tensor, positive: float, negative: float) -> Matches:
     most, box = found.max(-1)
-    if not best_of_box.shape[1]:
-        return Matches(box, most > 0, most < 0)
     chosen = (found == best_of_box.unsqueeze(1)) & (found > 0)
     forced, theirs = torch.where(chosen, found, -1.0).max(-1)
     box = torch.where(forced > 0, theirs, box)

@@ -71,22 +71,19 @@ class Augment:
         matrix, offset = self._moves(draws, image)
         grid = _grid(matrix, offset, image)
         moved: dict[str, Any] = {**fields, IMAGE: self._lit(_sampled(image, grid, "bilinear"), draws)}
-        if MASK in fields:
-            mask: Any = fields[MASK]
-            places = _sampled((mask - self.outside).float().unsqueeze(1), grid, "nearest").squeeze(1)
-            moved[MASK] = places.to(mask.dtype) + self.outside
-        if WEIGHTS in fields:
-            weights: Any = fields[WEIGHTS]
-            moved[WEIGHTS] = _sampled(weights.unsqueeze(1), grid, "nearest").squeeze(1)
+        for name, outside in ((MASK, self.outside), (WEIGHTS, 0)):
+            if name in fields:
+                given: Any = fields[name]
+                places = _sampled((given - outside).float().unsqueeze(1), grid, "nearest").squeeze(1)
+                moved[name] = places.to(given.dtype) + outside
         if BOXES in fields:
-            given = fields[BOXES]
-            boxes = self._boxes(one_size(given), matrix, offset, image.shape[-2:])
-            moved[BOXES] = given.with_padded(boxes) if isinstance(given, Ragged) else boxes
+            target = fields[BOXES]
+            boxes = self._boxes(one_size(target), matrix, offset, image.shape[-2:])
+            moved[BOXES] = target.with_padded(boxes) if isinstance(target, Ragged) else boxes
         return moved
 
     def _moves(self, draws: Draws, image: Tensor) -> tuple[Tensor, Tensor]:
         """The matrix and the offset of each image: (row, column) from the middle · matrix + offset is where it goes."""
-        height, width = image.shape[-2:]
         most = math.radians(self.turn)
         angle = draws.uniform(low=-most, high=most) if most else draws.uniform() * 0
         low, high = self.zoom
@@ -97,7 +94,7 @@ class Augment:
         matrix = torch.stack(
             [torch.stack([cos * rows, -sin * columns], 1), torch.stack([sin * rows, cos * columns], 1)], 1
         )
-        offset = (2 * draws.uniform(2) - 1) * self.shift * image.new_tensor([height, width])
+        offset = (2 * draws.uniform(2) - 1) * self.shift * image.new_tensor(image.shape[-2:])
         return matrix, offset
 
     def _lit(self, image: Tensor, draws: Draws) -> Tensor:
@@ -110,7 +107,6 @@ class Augment:
     def _boxes(self, target: Tensor, matrix: Tensor, offset: Tensor, size: torch.Size) -> Tensor:
         boxes, labels = target[..., :-1], target[..., -1]
         half = boxes.new_tensor(size) / 2
-
         r1, c1, r2, c2 = boxes.unbind(-1)
         corners = torch.stack([r1, c1, r1, c2, r2, c1, r2, c2], -1).view(len(boxes), -1, 2)
         moved = ((corners - half) @ matrix.mT + offset.unsqueeze(1) + half).view(*boxes.shape[:-1], 4, 2)

@@ -18,7 +18,7 @@ from ..loss.metrics import Compared
 from ..loss.objective import Objective, Terms
 from .anchors import Anchors, match
 from .boxes import areas, cut_to, decode, encode, suppress
-from .networks import Backbone, Norm, enlarged
+from .networks import Backbone, Norm, Widths, enlarged
 
 RARE = 0.01  # the probability that an untrained detector gives an object at an anchor
 NONE = -1
@@ -38,7 +38,7 @@ class Detector(nn.Module):
         self,
         classes: int,
         channels: int = 3,
-        widths: Sequence[int] = (16, 32, 48, 64, 64),
+        widths: Widths = (16, 32, 48, 64, 64),
         features: int = 48,
         anchors: Anchors | None = None,
         norm: Norm = "group",
@@ -55,10 +55,9 @@ class Detector(nn.Module):
         self.backbone = Backbone(channels, widths, 1, norm)
         self.narrow = nn.ModuleList(nn.Conv2d(widths[k], features, 1) for k in levels)
         self.smooth = nn.ModuleList(nn.Conv2d(features, features, 3, padding=1) for _ in levels)
-        each = self.anchors.each
         self.trunk = nn.Sequential(nn.ReLU(), nn.Conv2d(features, features, 3, padding=1), nn.ReLU())
-        self.class_head = nn.Conv2d(features, each * classes, 3, padding=1)
-        self.box_head = nn.Conv2d(features, each * 4, 3, padding=1)
+        self.class_head = nn.Conv2d(features, self.anchors.each * classes, 3, padding=1)
+        self.box_head = nn.Conv2d(features, self.anchors.each * 4, 3, padding=1)
         nn.init.constant_(self.class_head.bias, -math.log(1 / RARE - 1))  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -120,11 +119,10 @@ class Detection(Objective):
         if not 0 <= negative_iou <= positive_iou <= 1:
             raise ConfigError(f"0 <= negative_iou={negative_iou} <= positive_iou={positive_iou} <= 1 does not hold.")
         self.focal, self.huber = class_heads_weight * focal, bbox_heads_weight * huber
-        self.prior = prior
         self.focal.own_target, self.huber.own_target, self.huber.row_weight = "classes", "codes", "found"
         self.positive_iou, self.negative_iou = positive_iou, negative_iou
         self.score, self.iou, self.max_boxes = score, iou, max_boxes
-        self._target = "bbox"
+        self.prior, self._target = prior, "bbox"
         self._anchors: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
     def bind(self, inputs: Any, target: str) -> None:
@@ -135,11 +133,12 @@ class Detection(Objective):
         outputs = self.call(model, batch)
         logits, codes, anchors = (_output(outputs, key) for key in ("class_logits", "box_codes", "anchors"))
         images = self._images(batch)
-        if tuple(images.shape[1:]) not in self._anchors:
-            self._check(one_size(batch[self._target]), anchors, logits.shape[-1], images.shape[-2:])
-        self._anchors[tuple(images.shape[1:])] = anchors, logits.shape[-1]
-        goals = self._goals(batch, anchors, logits.shape[-1])
-        terms = Terms({term.name: term.term(model, out, goals) for term, out in self._heads(logits, codes)})
+        goals, size = self._goals(batch, anchors, logits.shape[-1]), tuple(images.shape[1:])
+        if size not in self._anchors:
+            self._check(one_size(batch[self._target]), logits.shape[-1], size[1:])
+        self._anchors[size] = anchors, logits.shape[-1]
+        heads = (self.focal, logits), (self.huber, codes)
+        terms = Terms({term.name: term.term(model, out, goals) for term, out in heads})
         if self.prior is not None and model.training:
             terms[self.prior.name] = self.prior.term(model, outputs, batch)
         terms.outputs = {**outputs, "size": images.shape[-2:]}
@@ -150,8 +149,8 @@ class Detection(Objective):
         if known is None:
             return {}
         goals = self._goals(batch, *known)
-        terms = [*self._heads(None, None), *([(self.prior, None)] if self.prior is not None else [])]
-        return {term.name: term.weight(batch if term is self.prior else goals) for term, _ in terms}
+        found = {term.name: term.weight(goals) for term in (self.focal, self.huber)}
+        return found if self.prior is None else {**found, self.prior.name: self.prior.weight(batch)}
 
     def measured(self, name: str, target: str) -> Compared:
         return super().measured(name, target) if name else Compared(target, self.scored, dense=one_size)
@@ -163,9 +162,6 @@ class Detection(Objective):
         if isinstance(outputs, Tensor):
             return outputs
         return detections(outputs, outputs["size"], score=self.score, iou=self.iou, max_boxes=self.max_boxes)
-
-    def _heads(self, logits: Any, codes: Any) -> list[tuple[Loss, Any]]:
-        return [(self.focal, logits), (self.huber, codes)]
 
     def _images(self, batch: Batch) -> Tensor:
         """The stream of images: what the model is given, else the only one with rows of channels, height and width."""
@@ -179,9 +175,8 @@ class Detection(Objective):
             )
         return next(iter(found.values()))
 
-    def _check(self, target: Tensor, anchors: Tensor, classes: int, size: Sequence[int] | None = None) -> None:
+    def _check(self, target: Tensor, classes: int, size: Sequence[int] | None = None) -> None:
         """Raises on a box that cannot be found: done with the first batch of images of a size, and where one fails."""
-        self._check_shape(target, anchors)
         boxes, label = target[..., :-1], target[..., -1]
         outside = boxes[..., 2:].amin(-1) <= 0
         if size is not None:
@@ -227,7 +222,7 @@ class Detection(Objective):
         try:
             asked.scatter_(2, label.clamp(min=0).unsqueeze(-1), found.positive.unsqueeze(-1).to(asked.dtype))
         except RuntimeError:
-            self._check(target, anchors, classes)  # says which box has a class that the model does not have
+            self._check(target, classes)  # says which box has a class that the model does not have
             raise
         asked.masked_fill_(~(found.positive | found.negative).unsqueeze(-1), NONE)
         theirs = boxes.gather(1, found.box.unsqueeze(-1).expand(-1, -1, boxes.shape[-1]))
@@ -268,9 +263,8 @@ def detections(
     rows = torch.cat([boxes, best.unsqueeze(-1), labels.unsqueeze(-1).to(boxes.dtype)], dim=-1)
     rows = rows.gather(1, order.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
     rows = torch.where(stays.gather(1, order).unsqueeze(-1), rows, nothing(1, rows.shape[-1], rows))
-    if rows.shape[1] < max_boxes:
-        rows = torch.cat([rows, nothing(max_boxes - rows.shape[1], rows.shape[-1], rows).expand(images, -1, -1)], dim=1)
-    return rows
+    empty = nothing(max_boxes, rows.shape[-1], rows).expand(images, -1, -1)
+    return torch.cat([rows, empty], dim=1)[:, :max_boxes]
 
 
 def one_size(boxes: Field) -> Tensor:

@@ -79,8 +79,7 @@ class ImageFiles(Table):
                 f"mean= and std= are one number, or one for each of {channels} channels, and std= is greater than 0, "
                 f"got mean={mean!r} and std={std!r}."
             )
-        self.threads = threads or min(4, os.cpu_count() or 1)
-        self._fingerprint = ""
+        self._fingerprint, self.threads = "", threads or min(4, os.cpu_count() or 1)
         self.declared: Sequence[tuple[int, int]] = ()
         """The rows and columns that each image is said to have, if that is known."""
 
@@ -141,8 +140,8 @@ class ImageFiles(Table):
         if not self._fingerprint:
             files = digests([DataFile.local(str(path)) for path in [*self.files, *self.masks]])
             known = [(name, values_digest(rows)) for name, rows in self.known.items()]
-            facts = [self.mean.tolist(), self.std.tolist(), files, known]
-            self._fingerprint = fingerprint_of(super().fingerprint(), *facts)
+            mean, std = self.mean.tolist(), self.std.tolist()
+            self._fingerprint = fingerprint_of(super().fingerprint(), mean, std, files, known)
         return self._fingerprint
 
 
@@ -244,8 +243,7 @@ def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **o
     if len(pictures) < len(found["images"]):
         raise DataError(f"{path}: {len(found['images'])} images have {len(pictures)} ids. Each has an id of its own.")
     if missing := [name for name in names if not name.is_file()]:
-        listed = f"{len(missing)} of the {len(names)} images in {path} are missing"
-        raise DataError(f"{str(missing[0])!r} is not there ({listed}).")
+        raise DataError(f"'{missing[0]}' is not there ({len(missing)} of {len(names)} images in {path} are missing).")
     numbers = {category: k for k, (category, _) in enumerate(categories)}
     rows: dict[int, list[Tensor]] = {k: [] for k in pictures}
     for each in marked:

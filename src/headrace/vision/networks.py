@@ -12,6 +12,8 @@ from ..errors import ConfigError, unknown
 
 Norm = Literal["group", "batch", "none"]
 """How layers are normalised. Only "batch" uses the other images of a batch."""
+Widths = Sequence[int]
+"""The channels of each stage."""
 GROUPS = 8
 
 
@@ -33,11 +35,10 @@ class ResidualBlock(nn.Module):
 class Backbone(nn.Module):
     """Residual stages, each with half the resolution of the one before; gives the features of all of them."""
 
-    def __init__(self, channels: int, widths: Sequence[int], blocks: int = 1, norm: Norm = "group") -> None:
+    def __init__(self, channels: int, widths: Widths, blocks: int = 1, norm: Norm = "group") -> None:
         super().__init__()
         if not widths or min(widths) < 1:
             raise ConfigError(f"widths= are the channels of each stage, at least one, got {widths!r}.")
-        self.widths = tuple(widths)
         self.stem = nn.Sequential(*convolution(channels, widths[0], 1, norm), nn.ReLU(inplace=True))
         stages, last = [], widths[0]
         for k, width in enumerate(widths):
@@ -58,12 +59,7 @@ class ImageClassifier(nn.Module):
     """A residual network: logits (images, classes) of images (images, channels, height, width) of any size."""
 
     def __init__(
-        self,
-        classes: int,
-        channels: int = 3,
-        widths: Sequence[int] = (16, 32, 64),
-        blocks: int = 1,
-        norm: Norm = "group",
+        self, classes: int, channels: int = 3, widths: Widths = (16, 32, 64), blocks: int = 1, norm: Norm = "group"
     ) -> None:
         super().__init__()
         self.backbone = Backbone(channels, widths, blocks, norm)
@@ -82,12 +78,7 @@ class Segmenter(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int,
-        channels: int = 3,
-        widths: Sequence[int] = (16, 32, 64),
-        blocks: int = 1,
-        norm: Norm = "group",
+        self, classes: int, channels: int = 3, widths: Widths = (16, 32, 64), blocks: int = 1, norm: Norm = "group"
     ) -> None:
         super().__init__()
         self.backbone = Backbone(channels, widths, blocks, norm)

@@ -59,7 +59,8 @@ def draw(image: Tensor, answer: Tensor, classes: Sequence[str] = (), *, score: f
     picture = Image.fromarray(np.ascontiguousarray(shown)).resize((columns * factor, rows * factor), 0)
     pen = ImageDraw.Draw(picture)
     if answer.dim() == 0:
-        pen.text((3, 2), _name(int(answer), classes), fill=_colour(int(answer)), stroke_width=2, stroke_fill=(0, 0, 0))
+        text, colour = _label(int(answer), classes)
+        pen.text((3, 2), text, fill=colour, stroke_width=2, stroke_fill=(0, 0, 0))
     elif answer.dim() == 2 and answer.shape != (rows, columns):
         for box in answer[answer[:, -1] != NONE]:
             _draw_box(pen, box, factor, classes, score)
@@ -105,18 +106,15 @@ class Pictures(Callback):
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
         if info.is_only_worker:
             picture = self.sheet(info.trainer)
-            buffer = io.BytesIO()
-            picture.save(buffer, "PNG")
+            picture.save(buffer := io.BytesIO(), "PNG")
             write_picture(self._folder, int(row["step"]), buffer.getvalue(), picture.size)
 
     def sheet(self, trainer: Any) -> Image.Image:
         """The images side by side, with their labels above and the predictions of the trainer's model below."""
         images, truth = self._rows[IMAGE], self._rows[trainer.target]
         answers = trainer.predict({IMAGE: images})
-        boxes = answers.dim() == 3
-        answers = answers if boxes else answers.argmax(1)
+        score, answers = (self._score, answers) if answers.dim() == 3 else (None, answers.argmax(1))
         above = [draw(image, each, self._classes) for image, each in zip(images, truth, strict=True)]
-        score = self._score if boxes else None
         below = [draw(image, each, self._classes, score=score) for image, each in zip(images, answers, strict=True)]
         return _beside([above, below])
 
@@ -134,15 +132,15 @@ def _beside(lines: Sequence[Sequence[Image.Image]]) -> Image.Image:
 
 
 def _draw_box(pen: Any, box: Tensor, factor: int, classes: Sequence[str], least: float | None) -> None:
-    label, text = int(box[-1]), _name(int(box[-1]), classes)
+    text, colour = _label(int(box[-1]), classes)
     if least is not None:
         text += f" {float(box[-2]):.2f}"
         if box[-2] < least:
             return
     r1, c1, r2, c2 = (number * factor for number in box[:4].tolist())
     place = [(c1, r1), (c2, r1), (c2, r2), (c1, r2)]
-    pen.line([*place, place[0]], fill=_colour(label), width=2)
-    pen.text(min(place), text, fill=_colour(label), stroke_width=1, stroke_fill=(0, 0, 0))
+    pen.line([*place, place[0]], fill=colour, width=2)
+    pen.text(min(place), text, fill=colour, stroke_width=1, stroke_fill=(0, 0, 0))
 
 
 def _tinted(pixels: np.ndarray[Any, Any], mask: Tensor) -> np.ndarray[Any, Any]:
@@ -152,9 +150,6 @@ def _tinted(pixels: np.ndarray[Any, Any], mask: Tensor) -> np.ndarray[Any, Any]:
     return np.where((mask > 0).numpy()[..., None], tinted, pixels)
 
 
-def _colour(label: int) -> tuple[int, int, int]:
-    return COLOURS[label % len(COLOURS)]
-
-
-def _name(label: int, classes: Sequence[str]) -> str:
-    return classes[label] if 0 <= label < len(classes) else str(label)
+def _label(label: int, classes: Sequence[str]) -> tuple[str, tuple[int, int, int]]:
+    """The name of a class, and its colour."""
+    return classes[label] if 0 <= label < len(classes) else str(label), COLOURS[label % len(COLOURS)]

@@ -52,29 +52,19 @@ class ImageSamples:
             raise ConfigError(
                 f"class_ids= and ignore_class_ids= are whole numbers, got {class_ids!r} and {ignore_class_ids!r}."
             ) from None
-        if not self.class_ids or len({*self.class_ids, *ignore_class_ids}) != len(self.class_ids) + len(
-            ignore_class_ids
-        ):
+        labels = [*self.class_ids, *self.ignore_class_ids]
+        if not self.class_ids or len({*labels}) < len(labels):
             raise ConfigError(
                 f"class_ids={list(self.class_ids)} and ignore_class_ids={list(ignore_class_ids)} are different labels, "
                 "at least one of them a class."
             )
         self.task, self.channels, self.size = task, channels, size
-        ids = torch.tensor([*self.class_ids, *self.ignore_class_ids], dtype=torch.int64)
-        self._sorted, order = ids.sort()
-        self._classes = torch.tensor([*range(len(self.class_ids)), *[NONE] * len(self.ignore_class_ids)])[order]
-
-    @property
-    def target(self) -> str:
+        self.target = TARGETS[task]
         """The stream of a batch that a model is to predict: the trainer's `target=`."""
-        return TARGETS[self.task]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
+        self.keys = ("image", *NUMBERS, "bbox_label_id") if task == "detection" else ("image", self.target)
         """The keys that every sample has to have."""
-        if self.task != "detection":
-            return "image", self.target
-        return "image", *NUMBERS, "bbox_label_id"
+        self._sorted, order = torch.tensor(labels, dtype=torch.int64).sort()
+        self._classes = torch.tensor([*range(len(self.class_ids)), *[NONE] * len(self.ignore_class_ids)])[order]
 
     def batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """The batch of these samples. An error in a sample names its number and key."""
@@ -141,7 +131,9 @@ class ImageSamples:
         """The model's classes of labels; raises on one that is not known."""
         place = torch.searchsorted(self._sorted, labels).clamp(max=len(self._sorted) - 1)
         wrong = self._sorted[place] != labels
-        _refuse(wrong, key, f"labels are among class_ids {_listed(self._sorted.tolist())}", labels, first)
+        ids = self._sorted.tolist()
+        known = ", ".join(map(str, ids[:12])) + ", …" * (len(ids) > 12)
+        _refuse(wrong, key, f"labels are among class_ids {known}", labels, first)
         return self._classes[place]
 
     def _boxes(self, samples: Sequence[Mapping[str, Any]], size: Sequence[int]) -> Tensor:
@@ -157,7 +149,8 @@ class ImageSamples:
             boxes = torch.stack([column.float() for column in columns.values()], dim=-1)
             self._check_boxes(k, boxes, size)
             rows.append(torch.cat([boxes, labels.float().unsqueeze(-1)], dim=-1)[labels != NONE])
-        return padded(rows, len(NUMBERS) + 1)
+        most = max(1, *map(len, rows))
+        return torch.stack([torch.cat([each, nothing(most - len(each), each.shape[1], each)]) for each in rows])
 
     def _check_boxes(self, k: int, boxes: Tensor, size: Sequence[int]) -> None:
         inside = (boxes >= 0).all(-1) & (boxes[:, 2:] <= boxes.new_tensor([size[0], size[1]])).all(-1)
@@ -171,13 +164,6 @@ class ImageSamples:
                 box = int(found.nonzero()[0])
                 numbers = ", ".join(f"{key}={x:g}" for key, x in zip(NUMBERS, boxes[box].tolist(), strict=True))
                 raise DataError(f"sample {k}, box {box}: {problem} ({numbers}). Cut it to the image, or drop it.")
-
-
-def padded(rows: Sequence[Tensor], numbers: int, least: int = 1) -> Tensor:
-    """Boxes of several images as one tensor, padded to the largest number of boxes in an image."""
-    most = max(least, *(len(each) for each in rows)) if rows else least
-    like = rows[0] if rows else torch.zeros(0)
-    return torch.stack([torch.cat([each, nothing(most - len(each), numbers, like)]) for each in rows])
 
 
 def _tensor(k: int, key: str, given: Any) -> Tensor:
@@ -214,7 +200,3 @@ def _refuse(wrong: Tensor, key: str, rule: str, values: Tensor, first: int | Non
     rest = at[1:] if first is None else at
     where = f", place {rest}" if rest else ""
     raise DataError(f"sample {sample}, {key!r}{where}: {rule}, got {value} ({count} such values).")
-
-
-def _listed(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:12])) + (f", … ({len(ids)} of them)" if len(ids) > 12 else "")
