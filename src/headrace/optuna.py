@@ -39,15 +39,22 @@ class Pruning(Callback):
         check_mode(mode)
         self.trial, self.monitor, self.mode = trial, monitor, mode
         self._study = getattr(trial, "study", None)  # a FixedTrial has none
-        self._reported: set[int] = set()
-        if self._study is not None:
-            _check_direction(self._study, monitor, mode)
 
     def on_fit_start(self, info: Info) -> None:
         mode = watched("Pruning", self.monitor, self.mode, info)
-        if self._study is not None:
-            _check_direction(self._study, self.monitor, mode)
-        self._reported = _reported(self.trial, self._study)
+        self._reported: set[int] = set()
+        if self._study is None:
+            return
+        wanted = [direction.name.lower() for direction in self._study.directions]
+        if len(wanted) > 1:
+            raise ConfigError(f"Optuna prunes where a study has one objective; this one has {len(wanted)}.")
+        if mode not in ("auto", wanted[0][:3]):
+            raise ConfigError(
+                f"{self.monitor!r} is to be {'small' if mode == 'min' else 'large'}, and the study is to {wanted[0]}. "
+                f"Create it with direction='{mode}imize', or say mode=."
+            )
+        own = (each for each in self._study.get_trials(deepcopy=False) if each.number == self.trial.number)
+        self._reported = {step for each in own for step in each.intermediate_values}  # before an interruption
 
     def on_report(self, info: Info, row: Mapping[str, Any]) -> None:
         value = number_of("Pruning", self.monitor, row)
@@ -73,23 +80,3 @@ class Pruning(Callback):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             return bool(self.trial.should_prune())
-
-
-def _check_direction(study: Any, monitor: str, mode: str) -> None:
-    """Raises on a study that wants something else of the number, or several things."""
-    wanted = [direction.name.lower() for direction in study.directions]
-    if len(wanted) > 1:
-        raise ConfigError(f"Optuna prunes where a study has one objective; this one has {len(wanted)}.")
-    if mode not in ("auto", wanted[0][:3]):
-        raise ConfigError(
-            f"{monitor!r} is to be {'small' if mode == 'min' else 'large'}, and the study is to {wanted[0]}. "
-            f"Create it with direction='{mode}imize', or say mode=."
-        )
-
-
-def _reported(trial: Any, study: Any) -> set[int]:
-    """The steps that were reported before an interruption: Optuna warns of another report."""
-    if study is None:
-        return set()
-    known = (each for each in study.get_trials(deepcopy=False) if each.number == trial.number)
-    return {step for each in known for step in each.intermediate_values}

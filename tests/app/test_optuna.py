@@ -234,9 +234,9 @@ def test_a_study_that_wants_something_else_is_an_error() -> None:
     with pytest.raises(hr.ConfigError, match="'val/loss' is to be small, and the study is to maximize"):
         fit(make(), Pruning(asked(NEVER, direction="maximize")))
     with pytest.raises(hr.ConfigError, match="'val/loss' is to be small, and the study is to maximize"):
-        Pruning(asked(NEVER, direction="maximize"), mode="min")
+        fit(make(), Pruning(asked(NEVER, direction="maximize"), mode="min"))
     with pytest.raises(hr.ConfigError, match="one objective; this one has 2"):
-        Pruning(asked(NEVER, directions=["minimize", "maximize"]))
+        fit(make(), Pruning(asked(NEVER, directions=["minimize", "maximize"])))
     with pytest.raises(hr.ConfigError, match="'val/dice' should be small or large is not known"):
         fit(make(metrics={"dice": Sideless()}), Pruning(asked(NEVER), "val/dice"))
     Pruning(asked(NEVER, direction="maximize"), "val/dice", mode="max")

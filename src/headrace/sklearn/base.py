@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,6 @@ from ..watch.deciding import EarlyStopping
 
 WEIGHT = "weight"  # the stream of sample weights
 DTYPES = ("float32", "float64")
-_OF_WHOLE_FITS = ("run", "epochs")  # of `fit_options`, what `partial_fit` does not take
 Data = dict[str, Any]
 
 
@@ -143,7 +143,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _train_on(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, first: bool) -> None:
         """Trains the module for one more epoch, on these rows; `first`: there is none yet."""
         data, loss = self._data_and_loss(X, y, weights, default)
-        asked = {name: value for name, value in (self.fit_options or {}).items() if name not in _OF_WHOLE_FITS}
+        asked = {name: value for name, value in (self.fit_options or {}).items() if name not in ("run", "epochs")}
         callbacks = [*self.callbacks, *asked.pop("callbacks", ())]
         if first or self._draws is None:
             self._draws = check_random_state(self.random_state)
@@ -209,11 +209,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             )
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
-        made = (
-            perceptron(n_features, n_outputs, self.hidden)
-            if self.module is None
-            else self.module(n_features, n_outputs, **settings)
-        )
+        make = partial(perceptron, hidden=self.hidden) if self.module is None else self.module
+        made = make(n_features, n_outputs, **settings)
         if not isinstance(made, nn.Module):
             raise ConfigError(f"module= makes an nn.Module of (n_features, n_outputs), got a {type(made).__name__}.")
         return made
@@ -290,11 +287,8 @@ def _parts(settings: Mapping[str, Any], of: str = "") -> Data:
 
 def perceptron(n_features: int, n_outputs: int, hidden: Sequence[int]) -> nn.Sequential:
     """Linear layers of these widths, with ReLU between."""
-    widths = [n_features, *hidden, n_outputs]
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    pairs = pairwise([n_features, *hidden, n_outputs])
+    return nn.Sequential(*[each for pair in pairs for each in (nn.Linear(*pair), nn.ReLU())][:-1])
 
 
 def _weighed(loss: Any, weighs: bool) -> Any:
@@ -333,12 +327,6 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 _ROUNDED = "in float32 the last digit of a sum depends on which rows are computed together; in float64 the check passes"
-EXPECTED_FAILED_CHECKS: Mapping[str, str] = dict.fromkeys(
-    (
-        "check_methods_subset_invariance",
-        "check_sample_weight_equivalence_on_dense_data",
-        "check_sample_weight_equivalence_on_sparse_data",
-    ),
-    _ROUNDED,
-)
+_OF_WEIGHTS = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")]
+EXPECTED_FAILED_CHECKS = dict.fromkeys(["check_methods_subset_invariance", *_OF_WEIGHTS], _ROUNDED)
 """Checks of scikit-learn's that estimators of float32 do not pass, and why; with `dtype="float64"` they pass all."""

@@ -87,8 +87,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         y = column_or_1d(y)
         if len(strange := np.setdiff1d(y, self.classes_)):
             raise ValueError(f"{strange[0]} is none of the classes: {', '.join(map(str, self.classes_[:10]))}.")
-        places: np.ndarray = np.searchsorted(self.classes_, y)
-        return places
+        return np.asarray(np.searchsorted(self.classes_, y))
 
     def _check_outputs(self, outputs: Any, n_outputs: int) -> None:
         super()._check_outputs(outputs, n_outputs)
@@ -101,22 +100,19 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def decision_function(self, X: Any) -> np.ndarray:
         """The outputs of the module, one for each class; of two classes, by how much the second is above the first."""
         outputs = self._outputs(X)
-        scores: np.ndarray = (outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs).numpy()
-        return scores
+        return np.asarray(outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class."""
         outputs = self._outputs(X)
         terms = self.loss if isinstance(self.loss, Sum) else [self.loss]
         given = any(isinstance(term, CrossEntropy) and term.inputs == "probs" for term in terms)
-        shares: np.ndarray = (outputs if given else outputs.softmax(dim=1)).numpy()
-        return shares
+        return np.asarray(outputs if given else outputs.softmax(dim=1))
 
     def predict(self, X: Any) -> np.ndarray:
         """The class of each row."""
-        best = self._outputs(X).argmax(dim=1).numpy()
-        classes: np.ndarray = self.classes_[best]
-        return classes
+        best = self._outputs(X).argmax(dim=1)
+        return np.asarray(self.classes_[best])
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
@@ -150,12 +146,11 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return self
 
     def _targets(self, y: Any) -> np.ndarray:
-        numbers: np.ndarray = np.asarray(y, self.dtype).reshape(len(y), -1)
-        return numbers
+        return np.asarray(y, self.dtype).reshape(len(y), -1)
 
     def predict(self, X: Any) -> np.ndarray:
         """The number, or numbers, of each row."""
-        outputs: np.ndarray = self._outputs(X).numpy()
+        outputs = np.asarray(self._outputs(X))
         return outputs[:, 0] if self._flat and outputs.ndim > 1 else outputs
 
     def __sklearn_tags__(self) -> Any:
