@@ -203,11 +203,7 @@ BAD_TABLES: list[tuple[str, type[Squares], str]] = [
         other("CodedTooHigh", categories={"s": ["a", "b"]}),
         r"categories\['s'\]: expected 9 at least, got 2",
     ),
-    (
-        "categories",
-        other("CodedElsewhere", categories={"z": ["a", "b"]}),
-        r"expected streams of \['x', 's'\], got z",
-    ),
+    ("categories", other("CodedElsewhere", categories={"z": ["a", "b"]}), r"expected streams of \['x', 's'\], got z"),
     ("threads", OfOneThreadOnly, "raised RuntimeError: made in another thread"),
     ("calls", Hangs, "take of one row thrice has not come back for 1 s"),
 ]
