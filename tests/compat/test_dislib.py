@@ -17,7 +17,6 @@ import headrace as hr
 from headrace.compat.dislib import EncapsulatedFunctionsDistributedEddl
 from headrace.compat.dislib.blocks import BlockReader, Shuffle
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((96, 4)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 import headrace as hr
 from headrace.compat import faknow as fk
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 EXAMPLES = Path(__file__).parents[2] / "examples/compat"
 
 

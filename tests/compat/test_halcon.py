@@ -2,7 +2,6 @@
 
 import math
 import runpy
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 import headrace as hr
 import headrace.compat.halcon as ha
 from headrace import vision
-from headrace.compat.hints import warn_once
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 EXAMPLES = Path(__file__).parents[2] / "examples/compat"
 KINDS = ("classification", "segmentation", "detection")
 
@@ -361,15 +358,3 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "its.hdl").write_bytes(b"HALCON" * 20)
     with pytest.raises(hr.CheckpointError, match="no model that write_dl_model wrote"):
         ha.read_dl_model(tmp_path / "its.hdl")
-
-
-def test_each_name_hints_at_its_native_spelling_once() -> None:
-    warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        model = flat()
-        for _ in range(2):
-            ha.train_dl_model_batch(model, images_of(1))
-    assert [w.category for w in told] == [DeprecationWarning] * 2
-    assert "halcon.train_dl_model_batch: natively, hr.Trainer" in str(told[1].message)
-    assert {w.filename for w in told} == {__file__}

@@ -2,7 +2,6 @@
 
 import math
 import runpy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.compat import puzzlelib as pl
-from headrace.compat.hints import warn_once
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((23, 4)).astype(np.float32)
 Y = RNG.integers(0, 3, 23).astype(np.int32)
@@ -379,14 +376,6 @@ def test_an_optimizer_without_a_module_and_an_unknown_name_are_refused() -> None
         trainer(linear(), optimizer="adm")
 
 
-def test_each_name_says_once_how_it_is_written_natively() -> None:
-    warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        pl.AdaGrad(), pl.AdaGrad()
-    assert [str(each.message) for each in said] == ["puzzlelib.AdaGrad: natively, torch.optim.Adagrad."]
-
-
 def test_the_example_and_its_native_twin_come_to_the_same_errors() -> None:
     folder = Path(__file__).parents[2] / "examples/compat"
     legacy, native = (runpy.run_path(str(folder / f"puzzlelib_{name}.py"))["main"]() for name in ("legacy", "native"))
@@ -443,6 +432,18 @@ def test_a_small_module_is_trained_from_a_tape_until_the_cost_is_set_otherwise()
             wanted = nn.functional.cross_entropy(model(rows), labels, reduction="none") * weights[labels]
         handler.trainFromHost(X, Y)
         assert handler.cost.getError() == pytest.approx(wanted.mean().item(), abs=1e-5)
+
+
+def test_a_batch_that_is_handled_in_eval_mode_after_many_in_train_mode_is_not_replayed() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), linear())
+    handler = trainer(model, pl.CrossEntropy(), pl.SGD(learnRate=0.0), batchsize=23)
+    for _ in range(12):
+        handler.trainFromHost(X, Y, random=False)
+    model.eval()
+    with torch.no_grad():
+        wanted = nn.functional.cross_entropy(model(torch.from_numpy(X)), torch.from_numpy(Y).long())
+    handler.handleBatch([X, Y], 0, None)
+    assert handler.cost.getError() == pytest.approx(wanted.item(), abs=1e-6)
 
 
 def test_several_costs_give_lists_of_errors_and_gradients() -> None:

@@ -28,7 +28,6 @@ def marked(page: Path) -> Any:
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
-@pytest.mark.filterwarnings("ignore:.* natively :DeprecationWarning")  # hints of the dialects
 @pytest.mark.filterwarnings("ignore:SpikeGuard:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft, of transformers
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES if programs(page)])

@@ -8,7 +8,7 @@ import cntk as C  # a program for CNTK follows, as it is
 ```
 
 Each dialect is a leaf over the public rooms; nothing below knows of it. It calls `store`, `data`,
-`formats`, `adapters`, `loss`, `arena`, `workers`, `train`, `engines`, `vision` and `testing`.
+`formats`, `adapters`, `loss`, `arena`, `workers`, `train`, `engines` and `vision`.
 """
 
 import pkgutil

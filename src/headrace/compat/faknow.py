@@ -9,7 +9,9 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from ..errors import ConfigError, DataError
 from ..loss.base import Term
 from ..loss.objective import Objective, Terms
 from ..train.trainer import Trainer as NativeTrainer
-from .hints import hint, new_file
 
 Metric = str | Callable[[Tensor, Tensor], float]
 
@@ -43,7 +44,6 @@ class EarlyStopping:
         self.patience, self.delta, self.mode = patience, delta, mode
         self.best_score: float | None = None
         self.counter, self.early_stop = 0, False
-        hint("faknow.EarlyStopping", "hr.EarlyStopping('val/accuracy', patience=...)")
 
     def __call__(self, current_score: float) -> bool:
         """Whether this score is the best so far."""
@@ -106,7 +106,6 @@ class BaseTrainer:
         self._handlers: list[logging.Handler] = []
         self._native: Any = None
         self.to(device)
-        hint("faknow.BaseTrainer", "hr.Trainer(model, objective, optimizer).fit(train, val, epochs=..., run=...)")
 
     def to(self, device: str | torch.device, **options: Any) -> None:
         self.device = torch.device(device)
@@ -134,7 +133,7 @@ class BaseTrainer:
         """
         if validate_loader is None and (save_best or self.early_stopping is not None):
             raise ConfigError("save_best=True and early stopping go by the validation. Give validate_loader=.")
-        log = new_file("logs", f"{_named(self.model)}.log")
+        log = _new_file("logs", f"{_named(self.model)}.log")
         name, path = log.stem, None if save_path is None else Path(save_path)
         best: dict[str, Any] | None = None
         self.best_score, self.best_epoch = (-float("inf") if self.early_stopping is None else 0.0), 0
@@ -161,7 +160,7 @@ class BaseTrainer:
                     score, result = self._validate_epoch(validate_loader, epoch)
                     if self._is_best(score, epoch) and save_best:
                         best = deepcopy(self.model.state_dict())
-                        path = path or new_file("save", f"{name}.pth")
+                        path = path or _new_file("save", f"{name}.pth")
                         self.save(str(path))
                     self._show_validation_result(result, score, epoch, save_best)
                     if self.early_stopping is not None and self.early_stopping.early_stop:
@@ -173,7 +172,7 @@ class BaseTrainer:
                 elif self.scheduler is not None:
                     self.scheduler.step()
             if save_best is False:
-                self.save(str(path or new_file("save", f"{name}.pth")))
+                self.save(str(path or _new_file("save", f"{name}.pth")))
             elif best is not None:
                 self.logger.info(f"load best model in epoch {self.best_epoch}")
                 self._release()
@@ -197,7 +196,7 @@ class BaseTrainer:
 
     def save(self, save_path: str | None = None) -> None:
         """Writes the model's `state_dict`, by default into save/ under the model's name and the time."""
-        path = Path(save_path or new_file("save", f"{_named(self.model)}.pth"))
+        path = Path(save_path or _new_file("save", f"{_named(self.model)}.pth"))
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({name: value.clone() for name, value in self.model.state_dict().items()}, path)
         self.logger.info(f"\nmodel is saved in {path}")
@@ -373,3 +372,14 @@ def _span(seconds: float) -> str:
 
 def _listed(result: Mapping[str, float]) -> str:
     return "    ".join(f"{name}={value:.6f}" for name, value in result.items())
+
+
+def _new_file(folder: str, name: str) -> Path:
+    """Makes an empty file in a folder of the working directory; a number is added to the name of one that exists."""
+    first = Path.cwd() / folder / name
+    first.parent.mkdir(parents=True, exist_ok=True)
+    names = (first.with_stem(f"{first.stem}-{number}") if number > 1 else first for number in count(1))
+    while True:
+        with suppress(FileExistsError):
+            (path := next(names)).touch(exist_ok=False)
+            return path

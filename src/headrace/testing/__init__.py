@@ -15,12 +15,4 @@ from .sources import check_source
 from .tables import check_table
 from .trial import Report
 
-__all__ = [
-    "Report",
-    "check_source",
-    "check_table",
-    "dense_table",
-    "ragged_table",
-    "sparse_sequences",
-    "sparse_table",
-]
+__all__ = ["Report", "check_source", "check_table", "dense_table", "ragged_table", "sparse_sequences", "sparse_table"]

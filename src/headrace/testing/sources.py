@@ -349,12 +349,7 @@ def _check_balance(trial: PromiseTrial, whole: Seen, parts: Sequence[Seen | None
 
 
 def _restored_workers(
-    trial: PromiseTrial,
-    fresh: Fresh,
-    run: Pulled,
-    initial: SavedState,
-    counts: Sequence[int],
-    own: bool = False,
+    trial: PromiseTrial, fresh: Fresh, run: Pulled, initial: SavedState, counts: Sequence[int], own: bool = False
 ) -> None:
     """Another number of workers at every batch, all from the state of one of those before, or each from its `own`."""
     promise, states = "restore" if own else "workers", [initial] * max(counts)

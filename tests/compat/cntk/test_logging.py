@@ -88,17 +88,9 @@ def test_a_file_is_written_in_place_of_the_output_with_the_number_of_the_worker(
     printer.end_progress_print("over")
     assert lines() == [f"Redirecting log to file {name}rank3"]
     text = Path(f"{name}rank3").read_text().splitlines()
-    assert text[:4] == [
-        f"{name}rank3",
-        "CNTKCommandTrainInfo: train : 5",
-        "CNTKCommandTrainInfo: CNTKNoMoreCommands_Total : 5",
-        "CNTKCommandTrainBegin: train",
-    ]
-    assert text[4].startswith("Finished Epoch[1 of 5]: loss = 2.500000 * 40")
-    assert text[5:] == [
-        "CNTKCommandTrainEnd: train",
-        "over",
-    ]
+    assert text[0] == f"{name}rank3"
+    assert text[1].startswith("Finished Epoch[1 of 5]: loss = 2.500000 * 40")
+    assert text[2:] == ["over"]
 
 
 def test_learners_tell_their_rates_and_momenta_when_they_change(lines: Any) -> None:

@@ -52,8 +52,10 @@ def test_a_value_shows_its_shape_and_mask() -> None:
     assert whole.shape == (2, 1, 5)
     assert not whole.is_sparse
     assert whole.dtype == np.float32
-    with pytest.raises(ValueError, match="either shape and dtype or batch"):
+    with pytest.raises(ValueError, match="a Value is made of data: give batch="):
         C.Value()
+    with pytest.raises(ValueError, match="num_classes= is one number"):
+        C.Value.one_hot(SEQUENCES, (2, 6))
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,7 @@ def test_data_in_memory_are_read_in_order_with_a_short_last_minibatch() -> None:
 
 def test_data_in_memory_may_be_sequences_and_the_first_may_be_longer_than_a_minibatch() -> None:
     sequences = [np.arange(4, dtype=np.float32)[:, None], np.ones((2, 1), np.float32)]
-    kind = C.layers.typing.Sequence[C.layers.typing.Tensor[1]]
-    source = MinibatchSourceFromData({"x": (sequences, kind)}, max_samples=6)
+    source = MinibatchSourceFromData({"x": sequences}, max_samples=6)
     first, second = source.next_minibatch(3), source.next_minibatch(3)
     assert first[source["x"]].num_samples == 4
     assert second[source["x"]].num_samples == 2
@@ -338,3 +337,5 @@ def test_sequences_are_written_as_text(fields: Any, text: str) -> None:
 def test_a_stream_without_a_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="no shape"):
         CTFDeserializer("file", StreamDefs(x=StreamDef(field="x")))
+    with pytest.raises(ValueError, match="StreamDef: transforms= is not offered"):
+        StreamDef(field="image", transforms=[])

@@ -1,7 +1,6 @@
 """Distributed learners: several workers make the updates of one, or average blocks of their own."""
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -159,9 +158,8 @@ def test_with_block_momentum_a_source_of_ones_own_is_asked_for_the_minibatch_of_
     assert max(sizes) == 6
 
 
-@pytest.mark.parametrize("source", [Fair, Blind])
-def test_workers_validate_together_on_a_source_of_ones_own(source: Any) -> None:
-    told: list[Any] = []
+def ends_once(source: Any) -> Any:
+    """A source of this kind that ends after its rows."""
 
     class Ends(source):  # type: ignore[misc]
         def rows(self, size: int, every: int, first: int) -> Any:
@@ -170,54 +168,42 @@ def test_workers_validate_together_on_a_source_of_ones_own(source: Any) -> None:
             self.given = super().rows(size, every, first)
             return self.given
 
-    def main() -> None:
-        own = C.CrossValidationConfig(Ends(), 23, 5, lambda *given: told.append(given[1:]))
-        a_training(shared, cv_config=own, samples=23)
-
-    hr.launch(main, workers=1)
-    alone = told[-1]
-    told.clear()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Ends is asked as worker 0 of 1")
-        hr.launch(main, workers=2)
-    assert [each[1] for each in told] == [23] * 2
-    assert [each[0] for each in told] == pytest.approx([alone[0]] * 2)
+    return Ends()
 
 
-def test_workers_validate_and_test_together() -> None:
+def validated(workers: int, source: Any, make: Any = shared, **options: Any) -> list[Any]:
+    """What a callback is called with at each validation, by any worker."""
     told: list[Any] = []
 
     def main() -> None:
-        cv = C.CrossValidationConfig(
-            C.io.MinibatchSourceFromData({"x": ROWS, "y": CLASSES}, 23), 23, 5, lambda *given: told.append(given)
+        a_training(
+            make, cv_config=C.CrossValidationConfig(source(), 23, 5, lambda *given: told.append(given)), **options
         )
-        a_training(shared, cv_config=cv)
 
-    hr.launch(main, workers=2)
-    assert len(told) == 4
-    assert told[0] == told[1]
-    assert [each[2] for each in told] == [23] * 4
+    hr.launch(main, workers=workers)
+    return told
+
+
+def in_memory() -> Any:
+    return C.io.MinibatchSourceFromData({"x": ROWS, "y": CLASSES}, 23)
+
+
+@pytest.mark.filterwarnings("ignore:Ends is asked as worker 0 of 1")
+@pytest.mark.parametrize("source", [in_memory, lambda: ends_once(Fair), lambda: ends_once(Blind)])
+def test_workers_validate_together(source: Any) -> None:
+    alone, together = validated(1, source, samples=23), validated(2, source, samples=23)
+    assert [each[2] for each in together] == [23] * 2
+    assert [each[1] for each in together] == pytest.approx([alone[0][1]] * 2)
 
 
 def test_workers_that_still_work_for_themselves_report_a_validation_of_the_rows_that_each_has_read() -> None:
-    told: list[Any] = []
-
     def later(parameters: Any) -> Any:
         rate = C.learning_parameter_schedule_per_sample(0.1)
         return C.distributed.data_parallel_distributed_learner(C.sgd(parameters, rate), distributed_after=1000)
 
-    def main() -> None:
-        cv = C.CrossValidationConfig(
-            C.io.MinibatchSourceFromData({"x": ROWS, "y": CLASSES}, 23), 23, 5, lambda *given: told.append(given)
-        )
-        a_training(later, cv_config=cv)
-
-    hr.launch(main, workers=1)
-    alone = list(told)
-    told.clear()
-    hr.launch(main, workers=2)
-    assert [each[2:] for each in told] == [(23, 5)] * 4
-    assert sorted(told) == sorted(alone * 2)
+    alone, together = validated(1, in_memory, later), validated(2, in_memory, later)
+    assert [each[2:] for each in together] == [(23, 5)] * 4
+    assert sorted(together) == sorted(alone * 2)
 
 
 def test_workers_work_for_themselves_until_some_samples_are_seen() -> None:

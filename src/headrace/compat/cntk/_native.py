@@ -1,4 +1,4 @@
-"""What to write instead: a hint for each name once, and a sentence for each name that is not offered."""
+"""Names of CNTK's: which module has each, and what to use in place of those that are not offered."""
 
 import sys
 from collections.abc import Callable
@@ -6,9 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...errors import ConfigError
-from ..hints import warn_once
 
-PAGE = "docs/compatibility.md"
 _INSTEAD = {
     "load_model": "Make the model again and restore its parameters: Trainer.restore_from_checkpoint(name), or "
     "z.restore(name).",
@@ -34,9 +32,17 @@ _INSIDE = ("_native", "graph", "state")
 _ELSE = "Write it with the operations that are there, or as a torch module of a headrace Trainer."
 
 
-def hint(name: str, native: str) -> None:
-    """Warns once that a name of CNTK's has a native spelling."""
-    warn_once(f"cntk.{name}: natively {native}. See {PAGE}.")
+class _NotOffered:
+    """Stands for a name that is not offered: a program may import it, as long as it does not use it."""
+
+    def __init__(self, name: str, path: str, module: str) -> None:
+        self.__name__, self._path, self._instead = name, path, instead_of(name, module)
+        self.__doc__ = f"Not offered. {self._instead}"
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError(f"{self._path} is not offered here. {self._instead}")
+
+    __getitem__ = __mro_entries__ = __call__
 
 
 def instead_of(name: str, module: str = "") -> str:
@@ -45,10 +51,7 @@ def instead_of(name: str, module: str = "") -> str:
 
 
 def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: what stands in other modules; any other name is a function that says it is not.
-
-    A program may thus import a name that is not offered, as long as it does not use it.
-    """
+    """The `__getattr__` of a module: it finds names that stand in other modules; others are `_NotOffered`."""
     prefix = f"cntk.{module}." if module else "cntk."
     nested = [vars(vars(place).get("__getattr__", lookup)).get("places", []) for place in places]
     places = (*places, *(each for listed in nested for each in listed))
@@ -59,17 +62,8 @@ def lookup(module: str, *places: ModuleType | SimpleNamespace) -> Callable[[str]
             return [each for place in (own, *places) for each in vars(place) if _is_public(place, each)]
         if name.startswith("_"):
             raise AttributeError(f"module {prefix[:-1]!r} has no attribute {name!r}")
-        for place in places:
-            if name in vars(place):
-                return vars(place)[name]
-        instead = instead_of(name, module)
-
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise ConfigError(f"{prefix}{name} is not offered here. {instead}")
-
-        refuse.__name__ = refuse.__qualname__ = name
-        refuse.__doc__ = f"Not offered. {instead}"
-        return refuse
+        found = next((vars(place)[name] for place in places if name in vars(place)), None)
+        return _NotOffered(name, prefix + name, module) if found is None else found
 
     vars(find)["places"] = places
     return find

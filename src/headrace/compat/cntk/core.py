@@ -10,7 +10,7 @@ from torch import Tensor
 from ...data.ragged import Ragged
 from ...data.sparse import Sparse
 from ...errors import DataError
-from .device import DeviceDescriptor, DeviceKind, chosen, cpu
+from .device import DeviceDescriptor, chosen
 from .variables import Shape, Variable, as_shape, torch_type
 
 Field = Tensor | Sparse | Ragged
@@ -58,13 +58,9 @@ class Value:
                 "seq_starts= continues the sequences of the minibatch before: state is not carried from one to the "
                 "next here. Give every sequence whole."
             )
-        where = chosen(device)
-        if batch is not None:
-            self.rows = _field(batch, dtype).to(where)
-        elif shape is not None and dtype is not None:
-            self.rows = torch.zeros(as_shape(shape), dtype=torch_type(dtype), device=where)
-        else:
-            raise ValueError("either shape and dtype or batch must be provided")
+        if batch is None:
+            raise ValueError("a Value is made of data: give batch=.")
+        self.rows = _field(batch, dtype).to(chosen(device))
 
     @classmethod
     def over(cls, rows: Field) -> Self:
@@ -86,34 +82,16 @@ class Value:
         return np.asarray(self.asarray(), dtype=dtype)
 
     @staticmethod
-    def create(
-        var: Variable,
-        data: Any,
-        seq_starts: Sequence[bool] | None = None,
-        device: DeviceDescriptor | None = None,
-        read_only: bool = False,
-    ) -> "Value":
-        """The value of data for a variable."""
-        if not isinstance(var, Variable):
-            raise TypeError(f"Variable expected, but got {type(var).__name__}")
-        return Value.over(rows_for(var, data).to(chosen(device)))
-
-    @staticmethod
     def one_hot(batch: Any, num_classes: Any, dtype: Any = None, device: DeviceDescriptor | None = None) -> "Value":
         """Sequences of one-hot items, given by their indices."""
-        shape = as_shape(num_classes)
+        *front, size = as_shape(num_classes)
+        if front:
+            raise ValueError(f"one_hot: num_classes= is one number, got {num_classes!r}.")
         sequences = [np.asarray(each, dtype=np.int64).reshape(-1) for each in batch]
         ids = np.concatenate([*sequences, np.zeros(0, np.int64)])
-        if len(wrong := ids[(ids < 0) | (ids >= shape[-1])]):
-            raise ValueError(
-                f"one_hot: index {int(wrong[0])} is out of range for {shape[-1]} classes. Raise num_classes=."
-            )
-        wide = int(np.prod(shape[:-1], dtype=np.int64))
-        items = Sparse.one_hot(torch.from_numpy(ids), shape[-1], torch_type(dtype or np.float32))
-        if wide > 1:  # every item has several one-hot rows
-            lengths = [len(each) // wide for each in sequences]
-            dense = items.to_dense().view(-1, *shape)
-            return Value.over(Ragged(dense, offsets_of(lengths)).to(chosen(device)))
+        if len(wrong := ids[(ids < 0) | (ids >= size)]):
+            raise ValueError(f"one_hot: index {int(wrong[0])} is out of range for {size} classes. Raise num_classes=.")
+        items = Sparse.one_hot(torch.from_numpy(ids), size, torch_type(dtype or np.float32))
         return Value.over(Ragged(items, offsets_of([len(each) for each in sequences])).to(chosen(device)))
 
     @property
@@ -142,12 +120,6 @@ class Value:
         mask = self.rows.mask.cpu().numpy().astype(np.uint8)
         mask[:, :1] *= 2
         return mask
-
-    @property
-    def device(self) -> DeviceDescriptor:
-        if self.rows.device.type == "cpu":
-            return cpu()
-        return DeviceDescriptor(DeviceKind.GPU, self.rows.device.index or 0)
 
     def masked_count(self) -> int:
         """How many places come after the ends of sequences."""
@@ -292,8 +264,3 @@ def _fits(var: Variable, field: Field, shape: Shape) -> Field:
     if len(shape) != len(wanted) or any(w >= 0 and w != s for w, s in zip(wanted, shape, strict=True)):
         raise DataError(f"{var!r} takes samples of shape {wanted}, got {shape}. Reshape the data or the input.")
     return field
-
-
-def asarray(variable: Any, value: Any) -> Any:
-    """A value as an array."""
-    return value.asarray()

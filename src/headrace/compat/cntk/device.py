@@ -19,17 +19,13 @@ class DeviceDescriptor:
 
     def __init__(self, kind: DeviceKind, number: int = 0) -> None:
         self._kind, self._number = kind, number
-        self._torch = torch.device("cpu") if kind is DeviceKind.CPU else torch.device("cuda", number)
+        self.torch = torch.device("cpu") if kind is DeviceKind.CPU else torch.device("cuda", number)
 
     def type(self) -> DeviceKind:
         return self._kind
 
     def id(self) -> int:
         return self._number
-
-    @property
-    def torch(self) -> torch.device:
-        return self._torch
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceDescriptor) and self.torch == other.torch

@@ -1,14 +1,12 @@
 """Layers by CNTK's names: dense ones and embeddings, recurrent cells, and layers made of layers."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from ...errors import ConfigError
-from ._native import hint, lookup
-from .axis import BATCH, SEQUENCE, Axis
+from ._native import lookup
 from .default_options import default_options as default_options
 from .default_options import default_override_or, get_default_override, is_default_override
 from .initializer import glorot_uniform, initializer_with_rank
@@ -20,7 +18,7 @@ from .ops.sequence import last as _last
 from .ops.sequence import recurrence
 from .ops.tensors import product_of, times
 from .ops.tensors import slice as _slice
-from .variables import Constant, Record, Variable, as_shape
+from .variables import Constant, Variable, as_shape
 from .variables import Parameter as _Parameter
 
 _GLOROT = default_override_or(glorot_uniform())
@@ -37,7 +35,6 @@ def Dense(
     name: str = "",
 ) -> Layer:
     """activation(x @ W + b)."""
-    hint("layers.Dense", "torch.nn.Linear")
     activation = get_default_override(activation=activation)
     output = as_shape(shape)
     if input_rank is not None and map_rank is not None:
@@ -57,7 +54,6 @@ def Dense(
 
 def Embedding(shape: Any = None, init: Any = _GLOROT, weights: Any = None, name: str = "") -> Layer:
     """A vector for every index, given one-hot."""
-    hint("layers.Embedding", "torch.nn.Embedding")
     if weights is not None:
         if not is_default_override(init) or shape is not None:
             raise ValueError("Embedding: weights= are the table itself: leave shape= and init= out.")
@@ -190,7 +186,6 @@ RNNStep = _cells("RNNStep", _rnn, 1, sigmoid, "A plain recurrent unit: the step 
 
 def Sequential(layers: Any, name: str = "") -> Layer:
     """Layers one after the other; lists among them are chains themselves."""
-    hint("layers.Sequential", "torch.nn.Sequential")
     flat = _flat(layers)
 
     def chain(x: Any) -> Any:
@@ -230,7 +225,6 @@ def Recurrence(
     name: str = "",
 ) -> Layer:
     """A step applied to every item of a sequence, with what it made of the item before."""
-    hint("layers.Recurrence", "torch.nn.LSTM over words.packed()")
     backwards = get_default_override(go_backwards=go_backwards)
     initial = get_default_override(initial_state=initial_state)
 
@@ -293,43 +287,4 @@ def _unrolled_once(step: Any, x: Any, initial: Any) -> Any:
     return made[0] if isinstance(made, tuple) else made.outputs[0]
 
 
-# --- types of arguments ---
-
-
-class _Tensor:
-    """Makes a type of a shape, as in Tensor[2, 3]."""
-
-    def __init__(self, sparse: bool, axes: tuple[Axis, ...]) -> None:
-        self._sparse, self._axes = sparse, axes
-
-    def __getitem__(self, shape: Any) -> Record:
-        return Record(shape=as_shape(shape), dtype=None, is_sparse=self._sparse, dynamic_axes=self._axes)
-
-
-class _Sequence:
-    """Makes the type of a sequence of items of a type, as in Sequence[Tensor[2]]."""
-
-    def __init__(self, axis: Axis = SEQUENCE) -> None:
-        self._axis = axis
-
-    def __getitem__(self, item: Any) -> Record:
-        return Record(**{**item, "dynamic_axes": (BATCH, self._axis)})
-
-
-class _SequenceOver:
-    """Sequences along an axis of their own: SequenceOver[axis][Tensor[2]]."""
-
-    def __class_getitem__(cls, axis: Axis) -> _Sequence:
-        return _Sequence(axis)
-
-
-typing = SimpleNamespace(
-    Tensor=_Tensor(False, (BATCH,)),
-    SparseTensor=_Tensor(True, (BATCH,)),
-    ParameterTensor=_Tensor(False, ()),
-    Sequence=_Sequence(),
-    SequenceOver=_SequenceOver,
-    tensor=Record(shape=None, dtype=None, is_sparse=False, dynamic_axes=(BATCH,)),
-)
-"""Types of arguments: tensors, sparse tensors, sequences of them."""
-__getattr__ = lookup("layers", typing)
+__getattr__ = lookup("layers")

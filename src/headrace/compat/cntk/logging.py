@@ -6,7 +6,6 @@ from enum import IntEnum
 from typing import Any
 
 from ...workers.here import here
-from ._native import hint
 
 _HEAD = (
     " average      since    average      since      examples",
@@ -113,13 +112,7 @@ class ProgressWriter:
         """The same of workers that have agreed."""
 
     def on_write_training_summary(
-        self,
-        samples: int,
-        updates: int,
-        summaries: int,
-        aggregate_loss: Any,
-        aggregate_metric: Any,
-        elapsed_milliseconds: int,
+        self, samples: int, updates: int, summaries: int, aggregate_loss: Any, aggregate_metric: Any, elapsed_ms: int
     ) -> None:
         """What a part of the training came to."""
 
@@ -140,6 +133,7 @@ class ProgressPrinter(ProgressWriter):
     """Prints a line every `freq` minibatches (0: after 1, 2, 4...), and one for every summary.
 
     `log_to_file` names a file instead; with `rank`, each worker's own. On the standard output worker 0 prints alone.
+    There are no heartbeats, and no lines for the tools that started CNTK.
     """
 
     def __init__(
@@ -157,24 +151,18 @@ class ProgressPrinter(ProgressWriter):
         distributed_freq: int | None = None,
         distributed_first: int = 0,
     ) -> None:
-        hint("logging.ProgressPrinter", "fit(progress='plain', log_every='1000 samples')")
         every = [sys.maxsize if each is None else each for each in (freq, test_freq)]
         super().__init__(every[0], first, every[1], test_first)
         self.freq, self.first, self.test_freq = every[0], first, every[1]
         self.tag = f"[{tag}] " if tag else ""
-        self.num_epochs, self.gen_heartbeat, self.log_to_file = num_epochs, gen_heartbeat, log_to_file
+        self.num_epochs = num_epochs
         self.metric_is_pct, self.metric_multiplier = metric_is_pct, 100.0 if metric_is_pct else 1.0
-        self._beat = 0.0
         self.logfilename = None
         if log_to_file is not None:
             self.logfilename = log_to_file + ("" if rank is None else f"rank{rank}")
             print("Redirecting log to file " + self.logfilename)
             with open(self.logfilename, "w", encoding="utf-8") as file:
                 file.write(self.logfilename + "\n")
-            planned = 300 if num_epochs is None else num_epochs
-            self.log(f"CNTKCommandTrainInfo: train : {planned}")
-            self.log(f"CNTKCommandTrainInfo: CNTKNoMoreCommands_Total : {planned}")
-            self.log("CNTKCommandTrainBegin: train")
         if freq == 0:
             for line in _HEAD:
                 self.log(line)
@@ -188,17 +176,11 @@ class ProgressPrinter(ProgressWriter):
             file.write(message + "\n")
 
     def end_progress_print(self, msg: str = "") -> None:
-        self.log("CNTKCommandTrainEnd: train")
-        if msg and self.log_to_file is not None:
+        if msg:
             self.log(msg)
 
     def write(self, key: str, value: Any) -> None:
         self.log(f"{key}: {value}")
-
-    def on_training_update_end(self) -> None:
-        if self.gen_heartbeat and time.time() - self._beat > 10:
-            print("PROGRESS: 0.00%")
-            self._beat = time.time()
 
     def on_write_training_update(self, samples: Any, updates: Any, aggregate_loss: Any, aggregate_metric: Any) -> None:
         self._line(samples, updates, aggregate_loss, aggregate_metric, self.freq, "")
@@ -207,24 +189,15 @@ class ProgressPrinter(ProgressWriter):
         self._line(samples, updates, None, aggregate_metric, self.test_freq, "Evaluation ")
 
     def on_write_training_summary(
-        self,
-        samples: int,
-        updates: int,
-        summaries: int,
-        aggregate_loss: Any,
-        aggregate_metric: Any,
-        elapsed_milliseconds: int,
+        self, samples: int, updates: int, summaries: int, aggregate_loss: Any, aggregate_metric: Any, elapsed_ms: int
     ) -> None:
         if self.freq == 0:
             return
-        loss, seconds = _average(aggregate_loss, samples), elapsed_milliseconds / 1000
+        metric, seconds = self._metric(aggregate_metric, samples), elapsed_ms / 1000
         of = f" of {self.num_epochs}" if self.num_epochs is not None else ""
-        measured = (
-            "" if aggregate_metric is None else f", metric = {self._metric(aggregate_metric, samples)} * {samples}"
-        )
         self.log(
-            f"Finished Epoch[{summaries}{of}]: {self.tag}loss = {loss:0.6f} * {samples}{measured} "
-            f"{seconds:0.3f}s ({_average(samples, seconds):5.1f} samples/s);"
+            f"Finished Epoch[{summaries}{of}]: {self.tag}loss = {_average(aggregate_loss, samples):0.6f} * {samples}, "
+            f"metric = {metric} * {samples} {seconds:0.3f}s ({_average(samples, seconds):5.1f} samples/s);"
         )
 
     def on_write_test_summary(
@@ -247,5 +220,5 @@ class ProgressPrinter(ProgressWriter):
             return
         count = samples[1] - samples[0]
         parts = [] if loss is None else [f"loss = {_average(loss, samples):0.6f} * {count:d}"]
-        parts += [] if metric is None else [f"metric = {self._metric(metric, samples)} * {count:d}"]
+        parts.append(f"metric = {self._metric(metric, samples)} * {count:d}")
         self.log(f" {what}Minibatch[{updates[0] + 1:4d}-{updates[1]:4d}]: {', '.join(parts)};")

@@ -30,11 +30,7 @@ def _over_axis(op: str, fn: Any, output: Any, target: Any, axis: int, name: str)
 
 
 def classification_error(
-    output_vector: Any,
-    target_vector: Any,
-    axis: int = -1,
-    topN: int = 1,
-    name: str = "",
+    output_vector: Any, target_vector: Any, axis: int = -1, topN: int = 1, name: str = ""
 ) -> Function:
     """1 where the largest target is not among the `topN` largest outputs, else 0."""
 

@@ -25,7 +25,7 @@ from ...train.trainer import Trainer
 from ...workers.elastic import Elastic
 from ...workers.rounds import Periodic
 from ...workers.strategy import Strategy
-from ..hints import as_count, hint
+from ..counts import as_count
 from .blocks import BlockReader, Shuffle
 from .settings import LOSSES, METRICS, metric_of, optimizer_of
 
@@ -44,7 +44,6 @@ class EncapsulatedFunctionsDistributedEddl:
         self.history: Any = None
         """Losses and the metric of the last training; with `Elastic`, the metric is that of worker 0's rows."""
         self._net: nn.Module | None = None
-        hint("dislib.EncapsulatedFunctionsDistributedEddl", "hr.launch(main, model, workers=...) and a strategy")
 
     def build(
         self, net: nn.Module, optimizer: dict[str, Any], loss: str, metric: str, num_gpu: int = 0, num_nodes: int = 0
@@ -166,7 +165,11 @@ class EncapsulatedFunctionsDistributedEddl:
                 f"num_batches_per_worker= is from 1 to the {max(lengths)} rows of a block, got {batches}."
             )
         if isinstance(strategy, Elastic):
-            self._check_asynchronous(lengths)
+            if len(set(lengths)) > 1:
+                raise DataError(
+                    "the asynchronous fits merge after blocks of the same length, got blocks of "
+                    f"{', '.join(map(str, sorted(set(lengths))))} rows. Leave rows out, or take a synchronous fit."
+                )
             strategy.lease, workers = lengths[0], 1
         elif len(lengths) < workers:
             warnings.warn(
@@ -190,14 +193,6 @@ class EncapsulatedFunctionsDistributedEddl:
         self.history = launch(fit, model, strategy, workers=self.num_workers, engine=self.engine)
         self.seed += 1  # the next call reads in another order
         return self.get_parameters()
-
-    def _check_asynchronous(self, lengths: list[int]) -> None:
-        """Raises on what the fits in which workers merge one by one cannot do."""
-        if len(set(lengths)) > 1:
-            raise DataError(
-                "the asynchronous fits merge after blocks of the same length, got blocks of "
-                f"{', '.join(map(str, sorted(set(lengths))))} rows. Leave rows out, or take a synchronous fit."
-            )
 
     def _model(self) -> nn.Module:
         if self._net is None:

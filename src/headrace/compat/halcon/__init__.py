@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from ...errors import ConfigError, unknown
-from ..hints import hint
 from .model import HDlModel
 from .parameters import DEFAULTS, MADE_WITH, OF_DETECTION, checked, not_offered
 
@@ -47,7 +46,6 @@ def create_dl_model(
     `class_heads_weight`. `network` is one of your own with the outputs of
     `vision.ImageClassifier`, `vision.Segmenter` or `vision.Detector`.
     """
-    hint("halcon.create_dl_model", "vision.ImageClassifier, vision.Segmenter or vision.Detector, and hr.Trainer")
     if type not in MADE_WITH:
         raise ConfigError(f"{unknown('type', type, MADE_WITH)} Others of HALCON's types are not offered.")
     ids = list(range(class_ids)) if isinstance(class_ids, int) else [int(each) for each in class_ids]
@@ -83,7 +81,6 @@ def create_dl_model_detection(
 
 def read_dl_model(file_name: str | Path, *, network: nn.Module | None = None) -> HDlModel:
     """A model as `write_dl_model` wrote it; `network` is one of your own like the one it was made with."""
-    hint("halcon.read_dl_model", "hr.load_weights(model, run)")
     return HDlModel(file_name, network=network)
 
 

@@ -21,7 +21,6 @@ from ...loss.focal import Focal
 from ...store.disk import write_file
 from ...train.trainer import Trainer
 from ...vision import NONE, Detection, Detector, ImageClassifier, ImageSamples, Segmenter
-from ..hints import hint
 from .parameters import DEFAULTS, FRESH, OF_DETECTION, checked, not_offered
 
 
@@ -70,7 +69,6 @@ class HDlModel:
 
     def TrainDlModelBatch(self, DLSampleBatch: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """One update; `total_loss`, and the losses that it is the sum of, as they were before the update."""
-        hint("halcon.train_dl_model_batch", "hr.Trainer(...).step(samples.batch(list_of_dicts), full_batch=True)")
         samples = [DLSampleBatch] if isinstance(DLSampleBatch, Mapping) else list(DLSampleBatch)
         size, times = self._params["batch_size"], self._params["batch_size_multiplier"]
         if len(samples) != size * times:
@@ -86,12 +84,9 @@ class HDlModel:
         return {"total_loss": float(means["total_loss"]), **parts}
 
     def ApplyDlModel(
-        self,
-        DLSampleBatch: Sequence[Mapping[str, Any]],
-        Outputs: Sequence[str] = (),
+        self, DLSampleBatch: Sequence[Mapping[str, Any]], Outputs: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
         """A dict of results for every sample, of which there may be any number."""
-        hint("halcon.apply_dl_model", "hr.Trainer(...).predict({'image': images})")
         samples = [DLSampleBatch] if isinstance(DLSampleBatch, Mapping) else list(DLSampleBatch)
         images = self._samples.images(samples)
         answers = self._trainer.predict({"image": images}, batch_size=self._params["batch_size"])
@@ -103,7 +98,6 @@ class HDlModel:
 
     def GetDlModelParam(self, GenParamName: str) -> Any:
         """The value of a parameter."""
-        hint("halcon.get_dl_model_param", "the attributes of hr.Trainer, its optimizer and its loss")
         found = {**self._params, "num_classes": len(self._params["class_ids"])}
         found["image_dimensions"] = [found["image_width"], found["image_height"], found["image_num_channels"]]
         if GenParamName not in found:
@@ -113,7 +107,6 @@ class HDlModel:
 
     def SetDlModelParam(self, GenParamName: str, GenParamValue: Any) -> None:
         """Sets a parameter, from the next update on; 'solver_type' and 'runtime' start the optimizer anew."""
-        hint("halcon.set_dl_model_param", "trainer.optimizer.param_groups[0]['lr'] = ..., trainer.batch_size = ...")
         settable = [*DEFAULTS, *(OF_DETECTION if self._params["type"] == "detection" else ())]
         fixed = self._params["type"] == "detection" and GenParamName == "class_weights"
         if fixed or (GenParamName in self._params and GenParamName not in settable):
@@ -135,7 +128,6 @@ class HDlModel:
 
     def WriteDlModel(self, FileName: str | Path) -> None:
         """Writes weights, parameters and the optimizer's momenta, as safetensors."""
-        hint("halcon.write_dl_model", "hr.Trainer.fit(..., run=...) keeps checkpoints")
         self._trainer.release()
         tensors = {f"model/{name}": value for name, value in self._network.state_dict().items()}
         for place, param in enumerate(self._network.parameters()):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import ConfigError
-from ..hints import as_count
+from ..counts import as_count
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 0.001,
@@ -30,11 +30,7 @@ OF_DETECTION: dict[str, Any] = {"min_confidence": 0.5, "max_overlap": 0.5, "max_
 MADE_WITH: dict[str, dict[str, Any]] = {
     "classification": {},
     "segmentation": {"ignore_class_ids": []},
-    "detection": {
-        "instance_type": "rectangle1",
-        "bbox_heads_weight": 1.0,
-        "class_heads_weight": 1.0,
-    },
+    "detection": {"instance_type": "rectangle1", "bbox_heads_weight": 1.0, "class_heads_weight": 1.0},
 }
 """What a model of a type is made with besides its classes and images, and keeps."""
 FRESH = ("solver_type", "runtime")

@@ -1,20 +1,20 @@
 """Handlers: data in macrobatches and batches through a module, to train it, validate it or let it compute."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...data.batch import Batch
 from ...errors import ConfigError, DataError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
-from ...workers.here import here
-from ..hints import as_count, hint
+from ..counts import as_count
 from . import costs, optimizers
 from .costs import REMEMBERED, Cost, Multi
 from .optimizers import Optimizer
@@ -31,10 +31,7 @@ class Handler:
 
     def __init__(self, mod: nn.Module, onBatchFinish: Finish | None = None, batchsize: int = 128) -> None:
         self.module, self.onBatchFinish, self.batchsize = mod, onBatchFinish, batchsize
-        self._together: dict[str, Any] | None = None
-        """The data whose batches follow one another without a call of the user's code between them."""
         self.currBatch = self.totalBatches = self.currMacroBatch = self.totalMacroBatches = 0
-        hint(f"puzzlelib.{type(self).__name__}", "hr.Trainer with fit, validate and predict")
 
     def handleFromHost(
         self,
@@ -60,10 +57,6 @@ class Handler:
         self.totalBatches = self._blocks_of(data, self.batchsize, "batchsize")
         data = self.sliceData(data, 0, self.getDataSize(data), self._to_device)
         reset = getattr(self.module, "reset", None)
-        watched = (
-            self.onBatchFinish or callable(reset) or type(self).__module__ != __name__ or "handleBatch" in vars(self)
-        )
-        self._together = None if watched else {"data": data}
         for k, n in enumerate(_order(self.totalBatches, random)):
             self.currBatch = k + 1
             self.handleBatch(self.sliceData(data, n, self.batchsize, lambda part: part), n, state)
@@ -71,7 +64,6 @@ class Handler:
                 reset()
             if self.onBatchFinish:
                 self.onBatchFinish(self)
-        self._together = None
 
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} is to say what it does with a batch: handleBatch.")
@@ -98,7 +90,7 @@ class Handler:
         """The number of blocks of this size; raises unless all arrays have the same number of samples, at least one."""
         if as_count(size) is None:
             raise ConfigError(f"{name}= is a whole number, at least 1, got {size!r}.")
-        leaves = list(_leaves(data))
+        leaves = tree_leaves(data)
         if any(leaf is None for leaf in leaves):
             raise DataError(
                 f"{type(self).__name__}: None was given for data or target. Give arrays or tensors with a sample in "
@@ -128,9 +120,6 @@ class Trainer(Handler):
         self.optimizer: Optimizer = optimizers.by_name(optimizer)
         self._parts: Any = None
         self._native: Any = None
-        self._prepared: Any = None
-        self._alone = True
-        """Whether there are neither other workers nor a device that works by itself."""
 
     def trainFromHost(
         self,
@@ -152,21 +141,10 @@ class Trainer(Handler):
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         """One update, in the mode that the module is in; the error is that of before it."""
         leaves: dict[str, Tensor] = {}
-        form, rows, together = _flat(batch, leaves), self.getDataSize(batch), self._together
-        if together is None or together is not self._prepared:
-            self._prepare(form)
-            self._prepared = together
-        objective, batch = self._objective, Batch(leaves, rows)
-        if self._alone:
-            batch.macrobatch = together
-            learn = self._native.train_step if together is None else self._native.updates.make
-            terms = learn(batch).terms
-            errors = [terms[name].sum for name in objective.shown]
-        else:
-            training = self.module.training
-            objective.modes = [] if training else [(each, each.training) for each in self.module.modules()]
-            losses = self._native.step(batch)
-            errors = [losses[name] * rows for name in objective.shown]
+        form, rows = _flat(batch, leaves), self.getDataSize(batch)
+        objective = self._prepare(form)
+        losses = self._native.step(Batch(leaves, rows))
+        errors = [losses[name] * rows for name in objective.shown]
         self.optimizer.t += 1
         self.cost.record(errors if objective.several else errors[0], rows)
 
@@ -174,11 +152,8 @@ class Trainer(Handler):
         self.cost.resetAccumulator()
         self.module.train()
 
-    def _prepare(self, form: Any) -> None:
-        """Finds the trainer behind this one, for batches of this form.
-
-        It is another one where module, cost or optimizer have been replaced.
-        """
+    def _prepare(self, form: Any) -> "_CostObjective":
+        """Finds the trainer behind this one: another one where module, cost or optimizer have been replaced."""
         optimizer = self.optimizer
         if optimizer.torch is None:
             optimizer.setupOn(self.module)
@@ -187,9 +162,9 @@ class Trainer(Handler):
             optimizer.attach(None)
             self._parts, self._objective = parts, _CostObjective(self.cost)
             self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
-        self._alone = self._native.device.type == "cpu" and here().count == 1
         optimizer.attach(self._native)
-        self._objective.follow(form)
+        self._objective.follow(form, self.module)
+        return self._objective
 
 
 class Validator(Handler):
@@ -264,22 +239,23 @@ class _CostObjective(Objective):
         self.settings: list[Any] = []
         """What costs of ours are set to."""
         self.form: Any = None
-        self.modes: list[tuple[nn.Module, bool]] = []
-        """Modes to compute in, where they are others than those of a training."""
+        self.resting: list[nn.Module] = []
+        """Modules that are in eval mode."""
         self.shown: list[str] = []
         """The terms that are reported."""
 
-    def follow(self, form: Any) -> None:
-        """Looks at how the next batch is nested, and at what the costs are set to."""
-        if form != self.form:
-            self.form = form
+    def follow(self, form: Any, module: nn.Module) -> None:
+        """Looks at how the next batch is nested, at the modes of modules, and at what the costs are set to."""
+        resting = [each for each in module.modules() if not each.training]
+        if form != self.form or resting != self.resting:
+            self.form, self.resting = form, resting
         settings = self.read_settings()
         if len(settings) != len(self.settings) or not all(map(operator.is_, settings, self.settings)):
             self.settings = settings
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
-        for module, training in self.modes:
-            module.training = training
+        for module in self.resting:
+            module.training = False
         data, target = _nested(self.form, batch.fields)
         outputs = model(data)
         self._check(outputs, target)
@@ -304,15 +280,6 @@ def _apart(method: Callable[..., Any]) -> Callable[..., Any]:
 def _order(count: int, random: bool) -> list[int]:
     found: list[int] = (np.random.permutation(count) if random else np.arange(count)).tolist()
     return found
-
-
-def _leaves(data: Any) -> Iterator[Any]:
-    """The arrays in nested lists."""
-    if isinstance(data, list | tuple):
-        for each in data:
-            yield from _leaves(each)
-    else:
-        yield data
 
 
 def _flat(data: Any, leaves: dict[str, Tensor]) -> Any:

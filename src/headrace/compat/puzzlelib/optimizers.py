@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from ...arena.momentum import MomentumSGD as LearnRateInside
 from ...errors import ConfigError
 from ...train.trainer import Trainer as NativeTrainer
-from ..hints import hint
 from .costs import __getattr__ as __getattr__
 from .costs import made
 
-_SAVED = "an optimizer is saved with its run: hr.Trainer(...).fit(data, run='runs/name')"
 Rule = Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None]
 
 
@@ -30,8 +28,6 @@ class Optimizer:
 
     rule: Any = torch.optim.Optimizer
     """The optimizer of torch with the same rule; where there is none, `update_of` is the rule."""
-    native: ClassVar[str] = ""
-    """What to write natively, where it is not this rule."""
     defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3}
     """The settings in their order, and their defaults."""
     called: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
@@ -49,7 +45,6 @@ class Optimizer:
         """The optimizer that does the work, once there is a module."""
         self.user: NativeTrainer | None = None
         """The trainer that updates with it at present."""
-        hint(f"puzzlelib.{type(self).__name__}", self.native or f"torch.optim.{self.rule.__name__}")
 
     @property
     def learnRate(self) -> float:
@@ -109,10 +104,12 @@ class Optimizer:
             self.user = trainer
 
     def save(self, hdf: Any, name: str | None = None) -> None:
-        raise ConfigError(f"{type(self).__name__}.save is not offered. Natively, {_SAVED}.")
+        raise ConfigError(
+            f"{type(self).__name__} is neither saved nor loaded here. Natively an optimizer is saved with its run: "
+            "hr.Trainer(...).fit(data, run='runs/name')."
+        )
 
-    def load(self, hdf: Any, name: str | None = None) -> None:
-        raise ConfigError(f"{type(self).__name__}.load is not offered. Natively, {_SAVED}.")
+    load = save
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Settings may be changed between two batches, as the learning rate may."""
@@ -150,14 +147,13 @@ class SGD(Optimizer):
 class MomentumSGD(Optimizer):
     """m ← μ m + λ g, w ← w + m."""
 
-    rule, called, native = LearnRateInside, {"momRate": "momentum"}, "hr.MomentumSGD"
+    rule, called = LearnRateInside, {"momRate": "momentum"}
     defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3, "momRate": 0.9}
 
 
 class NesterovSGD(Optimizer):
     """w ← w + μ² m + (1 + μ) λ g, m ← μ m + λ g."""
 
-    native = "torch.optim.SGD(nesterov=True)"
     defaults: ClassVar[Mapping[str, float]] = {"learnRate": 1e-3, "momRate": 0.9}
 
     def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -191,7 +187,6 @@ class RMSProp(Optimizer):
 class Adam(Optimizer):
     """m ← β₁ m + (1 − β₁) g, s ← β₂ s + (1 − β₂) g², w ← w + λₜ m / (√s + ε) with λₜ = α √(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
 
-    native = "torch.optim.Adam"
     defaults: ClassVar[Mapping[str, float]] = {"alpha": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
     @property

@@ -15,7 +15,6 @@ from ....data.ragged import Ragged
 from ....data.source import Table
 from ....errors import ConfigError, SourceError
 from ....formats.text import open_ctf
-from .._native import hint
 from ..core import is_scipy, offsets_of, sequences_of
 from ..variables import as_shape
 from .streams import StreamInformation
@@ -27,7 +26,6 @@ class CTFDeserializer:
     """A file in CNTK's text format, and the streams that are read of it."""
 
     def __init__(self, filename: str, streams: Mapping[str, Any]) -> None:
-        hint("io.CTFDeserializer", "hr.open_ctf(path, streams)")
         for key, each in streams.items():
             if each.get("stream_alias") is None:
                 raise ValueError(f"CTFDeserializer: stream {key!r} has no field. Give StreamDef(field='x', shape=...).")
@@ -68,9 +66,6 @@ class CTFDeserializer:
 
 class UserDeserializer:
     """Data of one's own in chunks: override `stream_infos`, `num_chunks` and `get_chunk`."""
-
-    def __init__(self) -> None:
-        hint("io.UserDeserializer", "an hr.Table, which has rows by number")
 
     def stream_infos(self) -> list[StreamInformation]:
         raise NotImplementedError("UserDeserializer: override stream_infos() to list its StreamInformation.")

@@ -15,7 +15,6 @@ from torch import Tensor
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import ConfigError, SourceError
-from .._native import hint
 from ..core import Field, Value, is_scipy, sequences_of
 from ..device import DeviceDescriptor, chosen
 from ..variables import Record
@@ -26,7 +25,6 @@ class UserMinibatchSource:
     """A source of one's own: override `stream_infos` and `next_minibatch`, and the state's two methods by choice."""
 
     def __init__(self) -> None:
-        hint("io.UserMinibatchSource", "an hr.Source with next_batch, state_dict and load_state_dict")
         _ = self.streams  # checked
 
     @cached_property
@@ -177,7 +175,6 @@ class MinibatchSourceFromData(UserMinibatchSource):
     """Data in memory, in order: arrays, CSR matrices, Values, or lists of sequences with their type."""
 
     def __init__(self, data_streams: Mapping[str, Any], max_samples: int = INFINITELY_REPEAT) -> None:
-        hint("io.MinibatchSourceFromData", "fit(train) takes the arrays themselves, or hr.ArrayTable({...})")
         if not data_streams:
             raise ValueError("at least one stream must be specified, in the form {'x': data} or {'x': (data, type)}.")
         self._fields: dict[str, Field] = {}
@@ -208,11 +205,7 @@ class MinibatchSourceFromData(UserMinibatchSource):
         return self._infos
 
     def next_minibatch(
-        self,
-        num_samples: int,
-        number_of_workers: int = 1,
-        worker_rank: int = 0,
-        device: DeviceDescriptor | None = None,
+        self, num_samples: int, number_of_workers: int = 1, worker_rank: int = 0, device: DeviceDescriptor | None = None
     ) -> dict[StreamInformation, MinibatchData]:
         if self._total_num_samples >= self._max_samples:
             return {}

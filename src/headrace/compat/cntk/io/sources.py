@@ -13,7 +13,6 @@ from ....data.ragged import Ragged
 from ....data.reader import Reader
 from ....data.reading import Reading
 from ....errors import ConfigError
-from .._native import hint
 from ..core import Value
 from ..device import DeviceDescriptor, chosen
 from ..logging import TraceLevel
@@ -76,7 +75,6 @@ class MinibatchSource:
         randomize: bool = True,
         max_errors: int = 0,
     ) -> None:
-        hint("io.MinibatchSource", "hr.Reader(hr.open_ctf(path, streams), count='words', cross_epochs=True)")
         window = randomization_window_in_chunks
         if randomization_window_in_samples and window not in (0, DEFAULT_RANDOMIZATION_WINDOW_IN_CHUNKS):
             raise ConfigError("a randomization window is in chunks or in samples, got both. Give one of them.")

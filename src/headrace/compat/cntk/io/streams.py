@@ -19,13 +19,7 @@ class StreamInformation:
     """A stream: its name and number, how its samples are stored, their type and shape."""
 
     def __init__(
-        self,
-        name: str,
-        stream_id: int,
-        storage_format: str,
-        dtype: Any,
-        shape: Any,
-        defines_mb_size: bool = False,
+        self, name: str, stream_id: int, storage_format: str, dtype: Any, shape: Any, defines_mb_size: bool = False
     ) -> None:
         if storage_format not in ("dense", "sparse"):
             raise ConfigError(f"stream {name!r}: storage_format= is 'dense' or 'sparse', got {storage_format!r}.")
@@ -87,22 +81,15 @@ def StreamDef(
     field: str | None = None,
     shape: Any = None,
     is_sparse: bool = False,
-    transforms: Any = None,
-    context: Any = None,
-    scp: Any = None,
-    mlf: Any = None,
-    broadcast: Any = None,
+    *,
     defines_mb_size: bool = False,
-    max_sequence_length: int | None = None,
+    **others: Any,
 ) -> Record:
     """What a deserializer reads as a stream: the field of the file, and the shape of a sample."""
-    found = Record(stream_alias=field, is_sparse=is_sparse or mlf is not None)
-    given = {"dim": shape, "transforms": transforms, "context": context, "scp": scp, "mlf": mlf, "broadcast": broadcast}
-    found.update({name: value for name, value in given.items() if value is not None})
-    if max_sequence_length is not None:
-        found["max_sequence_length"] = max_sequence_length
-    found["defines_mb_size"] = bool(defines_mb_size)
-    return found
+    if others:
+        raise ConfigError(f"StreamDef: {next(iter(others))}= is not offered. Text has a field, a shape and is_sparse=.")
+    dim = {} if shape is None else {"dim": shape}
+    return Record(stream_alias=field, is_sparse=is_sparse, defines_mb_size=bool(defines_mb_size), **dim)
 
 
 StreamDefs = Record

@@ -5,36 +5,21 @@ A rule makes a step of the gradients of a minibatch, which are sums over its sam
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ....errors import ConfigError
-from .._native import hint, lookup
+from .._native import lookup
 from . import learner, schedules
 from .learner import Learner as Learner
 from .learner import Options, default_unit_gain_value, momentum_of
 
-Tensors = Sequence[Tensor]
+Tensors = list[Tensor]
 _VARIANCE = 0.9999986111120757
 __getattr__ = lookup("learners", learner, schedules)
-
-
-def _scale(tensors: Tensors, factor: float) -> None:
-    if len(tensors) == 1:
-        tensors[0].mul_(factor)
-    else:
-        torch._foreach_mul_(list(tensors), factor)
-
-
-def _add(tensors: Tensors, others: Tensors, factor: float) -> None:
-    """Adds `factor` times the others."""
-    if len(tensors) == 1:
-        tensors[0].add_(others[0], alpha=factor)
-    else:
-        torch._foreach_add_(list(tensors), list(others), alpha=factor)
 
 
 class SGDLearner(Learner):
@@ -43,7 +28,7 @@ class SGDLearner(Learner):
     kind = "SGD"
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
-        _add(weights, gradients, -lr)
+        torch._foreach_add_(weights, gradients, alpha=-lr)
 
 
 class MomentumSGDLearner(Learner):
@@ -69,9 +54,9 @@ class MomentumSGDLearner(Learner):
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         beta, gain = self._betas(count)
         velocity = self.kept["smoothed"]
-        _scale(velocity, beta)
-        _add(velocity, gradients, gain * lr)
-        _add(weights, velocity, -1.0)
+        torch._foreach_mul_(velocity, beta)
+        torch._foreach_add_(velocity, gradients, alpha=gain * lr)
+        torch._foreach_add_(weights, velocity, alpha=-1.0)
 
 
 class NesterovLearner(MomentumSGDLearner):
@@ -85,10 +70,10 @@ class NesterovLearner(MomentumSGDLearner):
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         beta, gain = self._betas(count)
         velocity = self.kept["smoothed"]
-        _scale(velocity, beta)
-        _add(velocity, gradients, gain * lr)
-        _add(weights, velocity, -beta)
-        _add(weights, gradients, -gain * lr)
+        torch._foreach_mul_(velocity, beta)
+        torch._foreach_add_(velocity, gradients, alpha=gain * lr)
+        torch._foreach_add_(weights, velocity, alpha=-beta)
+        torch._foreach_add_(weights, gradients, alpha=-gain * lr)
 
 
 class FSAdaGradLearner(MomentumSGDLearner):
@@ -157,18 +142,18 @@ class AdamLearner(FSAdaGradLearner):
         unbiased = 1 / (1 - beta**self.smoothed_count)
         if not self.adamax:
             unbiased *= math.sqrt(1 - keep**self.smoothed_count)
-        squares, smoothed, given = self.kept["squares"], self.kept["smoothed"], list(gradients)
+        squares, smoothed = self.kept["squares"], self.kept["smoothed"]
         torch._foreach_mul_(squares, keep)
         if self.adamax:
-            torch._foreach_maximum_(squares, torch._foreach_abs(given))
+            torch._foreach_maximum_(squares, torch._foreach_abs(gradients))
             divisor = torch._foreach_add(squares, self.epsilon)
         else:
-            torch._foreach_addcmul_(squares, given, given, value=1 - keep)
+            torch._foreach_addcmul_(squares, gradients, gradients, value=1 - keep)
             divisor = torch._foreach_sqrt(squares)
             torch._foreach_add_(divisor, self.epsilon)
         torch._foreach_mul_(smoothed, beta)
-        torch._foreach_add_(smoothed, given, alpha=gain)
-        torch._foreach_addcdiv_(list(weights), smoothed, divisor, value=-lr * unbiased)
+        torch._foreach_add_(smoothed, gradients, alpha=gain)
+        torch._foreach_addcdiv_(weights, smoothed, divisor, value=-lr * unbiased)
 
 
 class AdaGradLearner(Learner):
@@ -258,7 +243,7 @@ _COMMON = list(inspect.signature(Options).parameters.values())
 _LATE = [each.name for each in _COMMON].index("minibatch_size")  # settings of adam alone come before these
 
 
-def _maker(name: str, rule: type[Learner], native: str) -> Callable[..., Learner]:
+def _maker(name: str, rule: type[Learner]) -> Callable[..., Learner]:
     """The function that makes learners of a rule: it takes the rule's settings and the common ones in CNTK's order."""
     own = list(inspect.signature(rule).parameters.values())[1:]
     late = [each.replace(kind=each.POSITIONAL_OR_KEYWORD) for each in own if each.kind is each.KEYWORD_ONLY]
@@ -266,7 +251,6 @@ def _maker(name: str, rule: type[Learner], native: str) -> Callable[..., Learner
     signature = inspect.Signature([*first, *_COMMON[:_LATE], *late, *_COMMON[_LATE:]], return_annotation=Learner)
 
     def make(*given: Any, **named: Any) -> Learner:
-        hint(name, native)
         bound = signature.bind(*given, **named)
         bound.apply_defaults()
         options = Options(**{each.name: bound.arguments.pop(each.name) for each in _COMMON})
@@ -277,11 +261,11 @@ def _maker(name: str, rule: type[Learner], native: str) -> Callable[..., Learner
     return make
 
 
-sgd = _maker("sgd", SGDLearner, "torch.optim.SGD")
-momentum_sgd = _maker("momentum_sgd", MomentumSGDLearner, "torch.optim.SGD(momentum=)")
-nesterov = _maker("nesterov", NesterovLearner, "torch.optim.SGD(momentum=, nesterov=True)")
-adadelta = _maker("adadelta", AdaDeltaLearner, "torch.optim.Adadelta")
-adagrad = _maker("adagrad", AdaGradLearner, "torch.optim.Adagrad")
-fsadagrad = _maker("fsadagrad", FSAdaGradLearner, "torch.optim.Adam")
-adam = _maker("adam", AdamLearner, "torch.optim.Adam")
-rmsprop = _maker("rmsprop", RMSPropLearner, "torch.optim.RMSprop")
+sgd = _maker("sgd", SGDLearner)
+momentum_sgd = _maker("momentum_sgd", MomentumSGDLearner)
+nesterov = _maker("nesterov", NesterovLearner)
+adadelta = _maker("adadelta", AdaDeltaLearner)
+adagrad = _maker("adagrad", AdaGradLearner)
+fsadagrad = _maker("fsadagrad", FSAdaGradLearner)
+adam = _maker("adam", AdamLearner)
+rmsprop = _maker("rmsprop", RMSPropLearner)

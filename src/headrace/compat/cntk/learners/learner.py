@@ -11,7 +11,7 @@ from ....errors import CheckpointError, ConfigError
 from ..variables import Parameter
 from .schedules import IGNORE, ParameterSchedule, inferred, training_parameter_schedule
 
-Tensors = Sequence[Tensor]
+Tensors = list[Tensor]
 
 
 def momentum_of(schedule: ParameterSchedule, value: float, count: int) -> float:
@@ -78,16 +78,16 @@ class Learner:
     ignored_minibatch_size = IGNORE
 
     def __init__(self, options: Options, parameters: Sequence[Parameter], lr: Any) -> None:
-        self._parameters = tuple(parameters)
-        if not self._parameters:
+        self.parameters = tuple(parameters)
+        if not self.parameters:
             raise ConfigError("a learner needs at least one parameter, got none. Is the model applied to an input?")
-        if len(set(self._parameters)) < len(self._parameters):
+        if len(set(self.parameters)) < len(self.parameters):
             raise ConfigError("a learner's parameters are listed once each, got one twice.")
-        if wrong := [p for p in self._parameters if not isinstance(p, Parameter)]:
+        if wrong := [p for p in self.parameters if not isinstance(p, Parameter)]:
             raise ConfigError(f"a learner updates parameters, got {wrong[0]!r}.")
         self.options, self._size = options, options.size
         self._learning_rate_schedule = options.schedule(lr, options.mean)
-        self.sample_count = self.minibatch_count = self.sweep_count = 0
+        self.total_number_of_samples_seen = self.minibatch_count = self.sweep_count = 0
         self.smoothed_count = 0.0
         self.kept: dict[str, list[Tensor]] = {}
         """What it remembers: a tensor for each parameter."""
@@ -95,18 +95,6 @@ class Learner:
         self._reported: dict[str, float] = {}
         self._noisy = any(options.noise.values)
         self._noise_seed = int(torch.randint(2**31, ())) if self._noisy else 0
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self._parameters
-
-    @property
-    def learning_rate_schedule(self) -> ParameterSchedule:
-        return self._learning_rate_schedule
-
-    @property
-    def total_number_of_samples_seen(self) -> int:
-        return self.sample_count
 
     @property
     def minibatch_size(self) -> int:
@@ -143,8 +131,8 @@ class Learner:
 
     def update(self, gradient_values: Any, training_sample_count: int, is_sweep_end: bool = False) -> bool:
         """Updates the parameters from gradients given by parameter; `False` if learning has stopped."""
-        gradients = {p: torch.as_tensor(np.asarray(gradient_values[p])) for p in self._parameters}
-        given = [gradients[p].to(p.tensor).reshape(p.shape).clone() for p in self._parameters]
+        gradients = {p: torch.as_tensor(np.asarray(gradient_values[p])) for p in self.parameters}
+        given = [gradients[p].to(p.tensor).reshape(p.shape).clone() for p in self.parameters]
         return self.apply(given, training_sample_count, is_sweep_end)
 
     def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
@@ -157,8 +145,8 @@ class Learner:
         if lr == 0.0:
             return False
         with torch.no_grad():
-            self._advance([p.tensor for p in self._parameters], gradients, lr, count)
-        self.sample_count += count
+            self._advance([p.tensor for p in self.parameters], gradients, lr, count)
+        self.total_number_of_samples_seen += count
         self.minibatch_count += 1
         self.sweep_count += bool(sweep_end)
         return True
@@ -173,7 +161,7 @@ class Learner:
         if self.options.threshold != np.inf:
             self._clip(gradients, self.options.threshold * samples)
         if self.options.l2 > 0:
-            torch._foreach_add_(gradients, list(weights), alpha=self.options.l2 * samples)
+            torch._foreach_add_(gradients, weights, alpha=self.options.l2 * samples)
         self._step(weights, gradients, lr, count)
         if self._noisy or self.options.l1 > 0:
             self._after(weights, lr, samples)
@@ -184,7 +172,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "counts": [self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed],
+            "counts": [self.total_number_of_samples_seen, self.minibatch_count, self.sweep_count, self._noise_seed],
             "smoothed_count": float(self.smoothed_count),
             "rate": self._learning_rate_schedule.state_dict(),
             "kept": {n: list(ts) for n, ts in self.kept.items()},
@@ -192,17 +180,17 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to a state; the schedule of rates is that of the state."""
-        shapes = [tuple(p.shape) for p in self._parameters]
+        shapes = [tuple(p.shape) for p in self.parameters]
         found = [[tuple(t.shape) for t in tensors] for tensors in state["kept"].values()]
         if state["kind"] != self.kind or any(each != shapes for each in found):
             raise CheckpointError(
                 f"the checkpoint is of a learner {state['kind']} of {found[:1] or 'no'} tensors, and this one is "
                 f"{self.kind} of {shapes}. Make the learner as it was."
             )
-        self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed = state["counts"]
+        self.total_number_of_samples_seen, self.minibatch_count, self.sweep_count, self._noise_seed = state["counts"]
         self.smoothed_count = state["smoothed_count"]
         self._learning_rate_schedule = ParameterSchedule.of_state(dict(state["rate"]))
-        weights = [p.tensor for p in self._parameters]
+        weights = [p.tensor for p in self.parameters]
         self.kept = {n: [t.to(w).clone() for t, w in zip(ts, weights, strict=True)] for n, ts in state["kept"].items()}
 
     # --- the parts of an update ----------------------------------------------------------------------------
@@ -211,7 +199,7 @@ class Learner:
         raise NotImplementedError("a learner of one's own is a UserLearner, which overrides update().")
 
     def _count(self, schedule: ParameterSchedule) -> int:
-        return self.sweep_count if schedule.by_sweep else self.sample_count
+        return self.sweep_count if schedule.by_sweep else self.total_number_of_samples_seen
 
     def _value(self, schedule: ParameterSchedule) -> float:
         values = schedule.values
@@ -274,11 +262,10 @@ class UserLearner(Learner):
         if self.writers:
             self._report()
         given = {
-            p: g.detach().cpu().numpy() if self.as_numpy else g
-            for p, g in zip(self._parameters, gradients, strict=True)
+            p: g.detach().cpu().numpy() if self.as_numpy else g for p, g in zip(self.parameters, gradients, strict=True)
         }
         going = bool(self.update(given, count, sweep_end))
-        self.sample_count += count
+        self.total_number_of_samples_seen += count
         self.minibatch_count += 1
         self.sweep_count += bool(sweep_end)
         return going

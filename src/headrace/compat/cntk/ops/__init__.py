@@ -40,31 +40,25 @@ def _item(x: Variable, key: Any) -> Any:
     return found
 
 
-def _swapped(op: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    return lambda x, other: op(other, x)
-
-
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    "__add__": elementwise.plus,
-    "__radd__": _swapped(elementwise.plus),
-    "__sub__": elementwise.minus,
-    "__rsub__": _swapped(elementwise.minus),
-    "__mul__": elementwise.element_times,
-    "__rmul__": _swapped(elementwise.element_times),
-    "__truediv__": elementwise.element_divide,
-    "__rtruediv__": _swapped(elementwise.element_divide),
-    "__pow__": elementwise.pow,
-    "__rpow__": _swapped(elementwise.pow),
-    "__matmul__": tensors.times,
-    "__rmatmul__": _swapped(tensors.times),
-    "__neg__": elementwise.negate,
-    "__abs__": elementwise.abs,
-    "__getitem__": _item,
-    "__gt__": elementwise.greater,
-    "__ge__": elementwise.greater_equal,
-    "__lt__": elementwise.less,
-    "__le__": elementwise.less_equal,
+_ARITHMETIC = {
+    "add": elementwise.plus,
+    "sub": elementwise.minus,
+    "mul": elementwise.element_times,
+    "truediv": elementwise.element_divide,
+    "pow": elementwise.pow,
+    "matmul": tensors.times,
 }
-for _name, _op in _OPERATORS.items():
-    setattr(Variable, _name, (lambda op: lambda *given: op(*given))(_op))
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "neg": elementwise.negate,
+    "abs": elementwise.abs,
+    "getitem": _item,
+    "gt": elementwise.greater,
+    "ge": elementwise.greater_equal,
+    "lt": elementwise.less,
+    "le": elementwise.less_equal,
+}
+for _name, _op in {**_ARITHMETIC, **_OPERATORS}.items():
+    setattr(Variable, f"__{_name}__", lambda *given, op=_op: op(*given))
+for _name, _op in _ARITHMETIC.items():
+    setattr(Variable, f"__r{_name}__", lambda x, other, op=_op: op(other, x))
 setattr(Variable, "__array_ufunc__", None)  # noqa: B010  # an array beside it leaves the operation to it

@@ -114,6 +114,7 @@ sigmoid = _unary("Sigmoid", torch.sigmoid, "1 / (1 + exp(-x)).")
 relu = _unary("ReLU", torch.relu, "The larger of x and 0.")
 softplus = _unary("Softplus", functional.softplus, "log(1 + exp(x)).")
 stop_gradient = _unary("StopGradient", Tensor.detach, "The same value, through which no gradient flows.")
+identity = _unary("Alias", lambda value: value, "The same value.")
 
 
 def _compared(op: str, fn: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -143,12 +144,3 @@ def dropout(x: Any, dropout_rate: float = 0.0, seed: Any = None, name: str = "")
         return functional.dropout(a, dropout_rate, training)
 
     return elementwise("Dropout", drop, [x], name, modal=True)
-
-
-def identity(x: Any, name: str = "") -> Function:
-    """The same value."""
-
-    def make(variable: Variable) -> Made:
-        return lambda value: value, variable.shape, variable.dynamic_axes
-
-    return Function("Alias", make, [x], name)

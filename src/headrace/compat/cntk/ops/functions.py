@@ -13,7 +13,7 @@ from .._native import instead_of
 from ..axis import Axis
 from ..core import Value
 from ..state import load_weights, read_state, weights_of, write_state
-from ..variables import Constant, Input, Parameter, Placeholder, Variable, as_variable
+from ..variables import Constant, Parameter, Placeholder, Variable, as_variable
 from .graph import Plan, as_fed, feed, leaf_of, numbers_of, ordered, shown
 
 Run = Callable[..., Any]
@@ -31,12 +31,7 @@ class Function(Variable):
         return super().__new__(Layer if python else cls)
 
     def __init__(
-        self,
-        op_name: Any,
-        make: Callable[..., Made],
-        inputs: Sequence[Any],
-        name: str = "",
-        modal: bool = False,
+        self, op_name: Any, make: Callable[..., Made], inputs: Sequence[Any], name: str = "", modal: bool = False
     ) -> None:
         dtype = next((each.dtype for each in inputs if isinstance(each, Variable)), np.float32)
         found = [each if isinstance(each, Variable) else Constant(each, dtype=dtype) for each in inputs]
@@ -129,17 +124,10 @@ class Function(Variable):
         return found if len(roots) > 1 else found[roots[0]]
 
     def grad(
-        self,
-        at: Any = None,
-        wrt: Iterable[Variable] | None = None,
-        outputs: Any = None,
-        device: Any = None,
-        as_numpy: bool = True,
-        grad_root: Variable | None = None,
+        self, at: Any = None, wrt: Iterable[Variable] | None = None, *, device: Any = None, as_numpy: bool = True
     ) -> Any:
         """The gradient of the sum of its value, by these variables (all arguments that need one, if not named)."""
-        root = grad_root if grad_root is not None else self.outputs[0]
-        plan = Plan([root])
+        plan = Plan([self.outputs[0]])
         fed = feed(plan, at, device, gradients=True)
         (value,) = plan(fed, training=True)
         wanted = [v for v in self.arguments if v.needs_gradient] if wrt is None else list(wrt)
@@ -148,10 +136,7 @@ class Function(Variable):
         by_variable = {
             v: as_fed(g, fed.get(v)) if as_numpy else Value.over(g) for v, g in zip(wanted, found, strict=True)
         }
-        gradients = by_variable if len(wanted) > 1 else by_variable[wanted[0]]
-        if outputs is None:
-            return gradients
-        return gradients, self.eval(at, outputs, device)
+        return by_variable if len(wanted) > 1 else by_variable[wanted[0]]
 
     def save(self, filename: Any, format: Any = None) -> None:
         write_state(Path(filename), {"weights": weights_of(ordered(self.outputs))})
@@ -191,19 +176,14 @@ class Combined(Function):
 class Layer(Function):
     """A function of Python that makes a graph of its arguments; its parameters are made once, and shared.
 
-    `members` are attributes, such as a layer's weights; `signature` are types of the arguments, where they are known.
+    `members` are attributes, such as a layer's weights.
     """
 
     def __init__(
-        self,
-        python: Callable[..., Any],
-        name: str = "",
-        members: Mapping[str, Any] | None = None,
-        signature: Sequence[Any] | None = None,
-        op_name: str = "",
+        self, python: Callable[..., Any], name: str = "", members: Mapping[str, Any] | None = None, op_name: str = ""
     ) -> None:
         Variable.__init__(self, None, dynamic_axes=(), name=name)
-        self.python, self.members, self.signature = python, dict(members or {}), signature
+        self.python, self.members = python, dict(members or {})
         self.op_name, self.modal = op_name or getattr(python, "__name__", "Function"), False
         self.inputs = []
         self._graph: Function | None = None
@@ -216,11 +196,9 @@ class Layer(Function):
 
     @property
     def graph(self) -> Function:
-        """The graph over arguments of the types in the signature, or over placeholders."""
+        """The graph over placeholders."""
         if self._graph is None:
-            names = self.parameters_of(self.python)
-            given = list(self.signature) if self.signature else [None] * len(names)
-            made = [_argument(name, each) for name, each in zip(names, given, strict=True)]
+            made = [Placeholder(name=name) for name in self.parameters_of(self.python)]
             self._graph = _as_function(self.python(*made), self.name)
         return self._graph
 
@@ -256,17 +234,6 @@ class Layer(Function):
         if name not in members:
             return super().__getattr__(name)
         return members[name]
-
-
-def _argument(name: str, given: Any) -> Variable:
-    """The argument of a Python function, of a type if one is known."""
-    if given is None:
-        return Placeholder(name=name)
-    if isinstance(given, Variable):
-        return given
-    return Input(
-        given.get("shape"), given.get("dtype"), True, given.get("is_sparse") or False, given["dynamic_axes"], name
-    )
 
 
 def _as_function(made: Any, name: str) -> Function:

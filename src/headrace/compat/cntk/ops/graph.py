@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
-from ....errors import ConfigError, unknown
+from ....errors import ConfigError, DataError, unknown
 from ..axis import Axis
 from ..core import Field, Value, array_of, rows_for
 from ..device import chosen
@@ -63,24 +63,27 @@ def ordered(roots: Sequence[Variable]) -> list[Variable]:
     return list(found)
 
 
-def feed(plan: Plan, arguments: Any, device: Any = None, gradients: bool = False) -> dict[Variable, Any]:
-    """The rows of every argument that is needed, by variable."""
-    needed = plan.needed
+def by_input(needed: Sequence[Variable], arguments: Any) -> dict[Any, Any]:
+    """What is fed, by variable or name; data that come alone are those of the only input."""
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if arguments is None:
+        return {}
     if isinstance(arguments, tuple) and len(arguments) == 2 and isinstance(arguments[0], Mapping):
-        raise ValueError(
+        raise DataError(
             "seq_starts continue the sequences of the minibatch before, which is not offered. Give sequences whole."
         )
-    if not (type(arguments) is dict or isinstance(arguments, Mapping)):
-        if arguments is None and not needed:
-            arguments = {}
-        elif len(needed) == 1:
-            arguments = {needed[0]: arguments}
-        else:
-            listed = ", ".join(v.name or v.uid for v in needed)
-            raise TypeError(f"there are {len(needed)} arguments ({listed}): pass a dict of them.")
-    by_name = plan.by_name
+    if len(needed) != 1:
+        listed = ", ".join(v.name or v.uid for v in needed)
+        raise ConfigError(f"there are {len(needed)} arguments ({listed}): pass a dict of them.")
+    return {needed[0]: arguments}
+
+
+def feed(plan: Plan, arguments: Any, device: Any = None, gradients: bool = False) -> dict[Variable, Any]:
+    """The rows of every argument that is needed, by variable."""
+    needed, by_name = plan.needed, plan.by_name
     found, where = {}, chosen(device)
-    for key, data in arguments.items():
+    for key, data in by_input(needed, arguments).items():
         variable = by_name.get(key) if isinstance(key, str) else key
         if variable is None:
             raise ValueError(unknown("argument", key, list(by_name)))

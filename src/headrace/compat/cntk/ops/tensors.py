@@ -186,20 +186,17 @@ def softmax(x: Any, axis: Any = None, name: str = "") -> Function:
 # --- shapes --------------------------------------------------------------------------------------------------
 
 
-def reshape(x: Any, shape: Any, begin_axis: Any = None, end_axis: Any = None, name: str = "") -> Function:
+def reshape(x: Any, shape: Any, name: str = "") -> Function:
     """The same numbers of every sample in another shape; one size may be -1."""
     wanted = as_shape(shape)
 
     def shape_of(old: Shape) -> Shape:
-        begin = 0 if begin_axis is None else int(number_of(begin_axis)) % (len(old) + 1)
-        ends = end_axis is None or number_of(end_axis) in (0, Axis.end_static_axis())
-        end = len(old) if ends else int(number_of(end_axis)) % (len(old) + 1)
-        middle, total = list(wanted), math.prod(old[begin:end])
-        if -1 in middle:
-            middle[middle.index(-1)] = total // -math.prod(middle)
-        if math.prod(middle) != total:
+        found, total = list(wanted), math.prod(old)
+        if -1 in found:
+            found[found.index(-1)] = total // -math.prod(found)
+        if math.prod(found) != total:
             raise DataError(f"reshape: samples of shape {old} do not fill {wanted}.")
-        return (*old[:begin], *middle, *old[end:])
+        return tuple(found)
 
     return mapped("Reshape", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
 

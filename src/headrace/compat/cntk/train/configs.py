@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Any
 
 from ....errors import ConfigError
-from .._native import hint
 from ..io.memory import MinibatchSourceFromData, UserMinibatchSource
 from ..io.sources import MinibatchSource
 from ..io.streams import INFINITELY_REPEAT
@@ -48,7 +47,6 @@ class CheckpointConfig:
     """Where and how often a session is saved, and whether it goes on from there."""
 
     def __init__(self, filename: Any, frequency: Any = None, restore: bool = True, preserve_all: bool = False) -> None:
-        hint("CheckpointConfig", "fit(run=hr.Run('runs/name', every='1000 samples', keep='all'))")
         if filename is None and (frequency[0] if isinstance(frequency, tuple) else frequency):
             raise ValueError("Checkpoint frequency cannot be specified without checkpoint_filename")
         self.filename = None if filename is None else str(filename)
@@ -71,7 +69,6 @@ class CrossValidationConfig:
         source: Any = None,
         mb_size: Any = None,
     ) -> None:
-        hint("CrossValidationConfig", "fit(train, val, validate_every='1000 samples')")
         minibatch_source, minibatch_size = _renamed(minibatch_source, minibatch_size, source, mb_size)
         if minibatch_source is None and callback is None:
             if frequency not in (None, 0):
@@ -98,7 +95,6 @@ class TestConfig:
         source: Any = None,
         mb_size: Any = None,
     ) -> None:
-        hint("TestConfig", "fit(train, test=data)")
         minibatch_source, minibatch_size = _renamed(minibatch_source, minibatch_size, source, mb_size)
         self.size = size_of(minibatch_size)
         self.source, self.streams = source_of(minibatch_source, model_inputs_to_streams, criterion, repeats=False)

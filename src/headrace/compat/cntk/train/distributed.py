@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ....errors import ConfigError
 from ....workers.here import here
-from .._native import hint
 from ..learners.learner import Learner
 
 
@@ -217,7 +216,6 @@ def data_parallel_distributed_learner(
     use_async_buffered_parameter_update: bool = False,
 ) -> DistributedLearner:
     """A learner whose gradients are added up over all workers; they travel in full, whatever the number of bits."""
-    hint("distributed.data_parallel_distributed_learner", "hr.Trainer(strategy=hr.Synchronous())")
     if use_async_buffered_parameter_update:
         raise ConfigError("use_async_buffered_parameter_update= is not offered. Natively strategy=hr.Elastic(...).")
     if not 1 <= num_quantization_bits <= 32:
@@ -235,6 +233,5 @@ def block_momentum_distributed_learner(
     distributed_after: int = 0,
 ) -> BlockMomentumLearner:
     """A learner of each worker's own weights, which are drawn together after every block of so many samples."""
-    hint("distributed.block_momentum_distributed_learner", "hr.Trainer(strategy=hr.BlockMomentum(every=...))")
     settings = use_nestrov_momentum, reset_sgd_momentum_after_aggregation, block_learning_rate, distributed_after
     return BlockMomentumLearner(learner, block_size, block_momentum_as_time_constant, *settings)

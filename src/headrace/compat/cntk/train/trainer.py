@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
-from ....errors import CheckpointError, ConfigError, DataError
+from ....errors import CheckpointError, ConfigError
 from ....store.rng import capture, restore
-from .._native import hint
 from ..device import DeviceDescriptor, chosen
 from ..io.streams import MinibatchData
 from ..learners.learner import Learner
 from ..ops.functions import Combined, Function
-from ..ops.graph import Plan, feed, numbers_of, ordered, shown
+from ..ops.graph import Plan, by_input, feed, numbers_of, ordered, shown
 from ..state import load_weights, read_state, weights_of, write_state
 from ..variables import Parameter, Variable
 from .distributed import DistributedLearner
@@ -32,35 +31,32 @@ class Trainer:
     def __init__(
         self, model: Any, criterion: Any, parameter_learners: Any = None, progress_writers: Any = None
     ) -> None:
-        hint("Trainer", "hr.Trainer(model, loss, optimizer)")
         self.model = None if model is None else _function(model)
         self.loss_function, self.evaluation_function = _criterion(criterion)
-        listed = parameter_learners if isinstance(parameter_learners, list | tuple) else [parameter_learners]
-        self._learners: list[Any] = [each for each in listed if each is not None]
-        self._writers = _listed(progress_writers)
+        self.parameter_learners = _listed(parameter_learners)
+        self.progress_writers = _listed(progress_writers)
         self._check()
-        for learner in self._learners:
-            learner.writers.extend(self._writers)
+        for learner in self.parameter_learners:
+            learner.writers.extend(self.progress_writers)
         self._counted = _counted(self.loss_function)
         roots = [self.loss_function, self.evaluation_function or self.loss_function, self._counted]
         self._roots: list[Variable] = [*roots]
         self._plan = Plan(self._roots)
-        self._used = [v for v in ordered(self._roots) if v.is_input or v.is_placeholder]
-        self._shared = [each for each in self._learners if isinstance(each, DistributedLearner)]
+        self._shared = [each for each in self.parameter_learners if isinstance(each, DistributedLearner)]
         self._loss = self._metric = self._tested = 0.0
         self._previous, self._previous_count = (0.0, 0.0), -1
         self.minibatches = self.sweeps = 0
 
     def _check(self) -> None:
-        wrong = [each for each in self._learners if not isinstance(each, Learner | DistributedLearner)]
-        if wrong or not self._learners:
+        wrong = [each for each in self.parameter_learners if not isinstance(each, Learner | DistributedLearner)]
+        if wrong or not self.parameter_learners:
             raise ConfigError(
                 f"parameter_learners= are learners such as C.sgd(z.parameters, lr), got {wrong or 'none'}."
             )
-        shared = [isinstance(each, DistributedLearner) for each in self._learners]
+        shared = [isinstance(each, DistributedLearner) for each in self.parameter_learners]
         if any(shared) and not all(shared):
             raise ConfigError("either all learners are distributed or none is. Make each of them distributed.")
-        self._parameters = parameters = [p for learner in self._learners for p in learner.parameters]
+        self._parameters = parameters = [p for learner in self.parameter_learners for p in learner.parameters]
         if len(set(parameters)) < len(parameters):
             raise ConfigError("a parameter is updated by one learner, got one that belongs to several.")
         known = {v for v in ordered([self.loss_function]) if isinstance(v, Parameter)}
@@ -80,12 +76,10 @@ class Trainer:
         is_sweep_end: bool | None = None,
     ) -> Any:
         """One update; whether learning goes on, and the values of `outputs`, if any are asked for."""
-        arguments = self._by_variable(arguments)
+        arguments = by_input(self._plan.needed, arguments)
         ends = bool(is_sweep_end)
         for each in arguments.values() if is_sweep_end is None else ():
             ends |= isinstance(each, MinibatchData) and each.end_of_sweep
-        if not outputs and not self._shared:
-            return self._updated(*self._passed(self._plan, arguments, device, ends)[:2])
         for learner in self._shared:
             learner.spread()
         asked = [getattr(each, "output", each) for each in outputs or ()]
@@ -127,7 +121,7 @@ class Trainer:
 
     def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
         remaining = iter(gradients)
-        return {learner: [next(remaining) for _ in learner.parameters] for learner in self._learners}
+        return {learner: [next(remaining) for _ in learner.parameters] for learner in self.parameter_learners}
 
     def _updated(self, numbers: Sequence[float], gradients: dict[Any, list[Tensor]]) -> bool:
         loss, metric, samples, ends = numbers
@@ -136,13 +130,13 @@ class Trainer:
         if not count:
             return False
         self._previous = (loss / count, metric / count)
-        going = [learner.apply(gradients[learner], count, ends > 0) for learner in self._learners]
+        going = [learner.apply(gradients[learner], count, ends > 0) for learner in self.parameter_learners]
         if any(going):
             self.minibatches += 1
             self.sweeps += ends > 0
         self._loss += loss
         self._metric += metric
-        for writer in self._writers:
+        for writer in self.progress_writers:
             writer.update_training(count, self._loss, self._metric)
         return any(going)
 
@@ -155,35 +149,27 @@ class Trainer:
         """The sum of the metric over a minibatch, and its samples; writers are not told."""
         if self.evaluation_function is None:
             raise ConfigError("there is no metric to test with. Make the Trainer with (loss, metric).")
-        arguments = self._by_variable(arguments)
+        arguments = by_input(self._plan.needed, arguments)
         if not arguments:
             return 0.0, 0
         return measure(self.evaluation_function, arguments, device)
 
     def add_test(self, total: float, count: int) -> None:
         self._tested += total
-        for writer in self._writers:
+        for writer in self.progress_writers:
             writer.update_test(count, self._tested)
 
     def summarize_training_progress(self) -> None:
-        for writer in self._writers:
+        for writer in self.progress_writers:
             writer.write_training_summary(self._loss, self._metric)
         self._loss = self._metric = 0.0
 
     def summarize_test_progress(self) -> None:
-        for writer in self._writers:
+        for writer in self.progress_writers:
             writer.write_test_summary(self._tested)
         self._tested = 0.0
 
     # --- what it has done ----------------------------------------------------------------------------------
-
-    @property
-    def parameter_learners(self) -> list[Any]:
-        return list(self._learners)
-
-    @property
-    def progress_writers(self) -> list[Any]:
-        return list(self._writers)
 
     @property
     def previous_minibatch_loss_average(self) -> float:
@@ -201,7 +187,7 @@ class Trainer:
 
     @property
     def total_number_of_samples_seen(self) -> int:
-        return int(self._learners[0].total_number_of_samples_seen)
+        return int(self.parameter_learners[0].total_number_of_samples_seen)
 
     def total_number_of_units_seen(self, unit: Any) -> int:
         """How many samples, minibatches or sweeps have been learnt from."""
@@ -222,7 +208,7 @@ class Trainer:
         for learner in self._shared:
             learner.agree(finished=True)
         own = {
-            "learners": [learner.state_dict() for learner in self._learners],
+            "learners": [learner.state_dict() for learner in self.parameter_learners],
             "random": capture(chosen(None)),
             "external": dict(external_state or {}),
         }
@@ -244,12 +230,11 @@ class Trainer:
         workers = state["workers"]
         comm = self._comm
         own = workers[comm.shard.index if comm is not None and len(workers) == comm.count else 0]
-        if len(own["learners"]) != len(self._learners):
-            raise CheckpointError(
-                f"{filename} is of {len(own['learners'])} learners, and this trainer has {len(self._learners)}."
-            )
+        learners = own["learners"]
+        if len(learners) != (count := len(self.parameter_learners)):
+            raise CheckpointError(f"{filename} is of {len(learners)} learners, and this trainer has {count}.")
         load_weights(self._weights(), state["weights"], Path(filename))
-        for learner, each in zip(self._learners, own["learners"], strict=True):
+        for learner, each in zip(self.parameter_learners, learners, strict=True):
             learner.load_state_dict(each)
         self.minibatches, self.sweeps = state["counts"]
         restore(own["random"], chosen(None))
@@ -264,18 +249,6 @@ class Trainer:
     def _weights(self) -> dict[str, Tensor]:
         model = self.model.outputs if self.model else ()
         return weights_of(ordered([self.loss_function, *model]))
-
-    def _by_variable(self, arguments: Any) -> dict[Any, Any]:
-        """What is fed, by variable; nothing of an empty minibatch."""
-        if type(arguments) is dict or isinstance(arguments, Mapping):
-            return dict(arguments)
-        if arguments is None:
-            return {}
-        if isinstance(arguments, tuple) and len(arguments) == 2 and isinstance(arguments[0], Mapping):
-            raise DataError("seq_starts continue the sequences of the minibatch before, which is not offered.")
-        if len(self._used) != 1:
-            raise ConfigError(f"there are {len(self._used)} inputs: pass a dict of them.")
-        return {self._used[0]: arguments}
 
 
 def measure(function: Function, arguments: Any, device: DeviceDescriptor | None = None) -> tuple[float, int]:

@@ -11,7 +11,6 @@ import torch
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import ConfigError
-from .._native import hint
 from ..core import Field, Value
 from ..device import DeviceDescriptor, use_default_device
 from ..io.memory import MinibatchSourceFromData, UserMinibatchSource, checked, looks_at_workers, loops_as_worker
@@ -295,7 +294,6 @@ def training_session(
     test_config: TestConfig | None = None,
 ) -> TrainingSession:
     """A session that trains on minibatches of a source; its `train` runs it."""
-    hint("training_session", "hr.Trainer(...).fit(train, val, test, samples=..., run='runs/name')")
     configs = checkpoint_config, cv_config, test_config
     return TrainingSession(
         trainer, mb_source, mb_size, model_inputs_to_streams, max_samples, progress_frequency, *configs
