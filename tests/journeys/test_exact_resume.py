@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from kit import resume_harness
-from kit.resume_cases import CASES
 from kit.resume_harness import (
     Record,
     Stop,
@@ -19,8 +18,8 @@ from kit.resume_harness import (
     stopped_and_resumed,
     uninterrupted,
 )
-from kit.resume_parts import STEPS
 from kit.sampled import sampled
+from kit.trainings import CASES, STEPS
 
 pytestmark = pytest.mark.slow
 PER_EPOCH = STEPS // 3

@@ -21,16 +21,12 @@ import headrace as hr
 from headrace.store.checkpoints import Store
 from kit.fault_harness import in_child
 from kit.in_run import in_run
-from kit.resume_cases import CASES, Case
-from kit.resume_parts import EPOCHS
+from kit.small import StoppedError
+from kit.trainings import CASES, EPOCHS, Case
 
 LIMIT_S = 60.0
 Record = dict[str, Any]
 Change = Callable[[dict[str, Any]], None]
-
-
-class StoppedError(Exception):
-    """Raised to end a training from within."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
+from kit.in_run import in_run
 
 ROWS, FEATURES, CLASSES, BATCH = 50, 6, 3, 16
 
@@ -55,9 +56,24 @@ def trainer(of: nn.Module | None = None, kind: type[hr.Trainer] = hr.Trainer, **
 
 
 def fit(made: hr.Trainer, *sources: Any, **options: Any) -> hr.History:
-    """Trains, for two epochs on `data()` unless told otherwise, without a display of the progress."""
+    """Trains, for two epochs on `data()` unless told otherwise, without a display of the progress.
+
+    What `hr.Run` takes, as in `every="1 step"`, may be among the options.
+    """
+    return made.fit(*(sources or [data()]), **_given(options))
+
+
+def drive(made: hr.Trainer, *sources: Any, until: int | None = None, **options: Any) -> int:
+    """Trains as `fit` does, by a loop that is left after the step `until`; returns the step that it went on from."""
+    for info in made.steps(*(sources or [data()]), **_given(options)):
+        if info.step == until:
+            break
+    return info.resumed
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
     limits = {} if options.keys() & {"epochs", "steps", "samples", "minutes"} else {"epochs": 2}
-    return made.fit(*(sources or [data()]), **{"progress": False, **limits, **options})
+    return in_run(**{"progress": False, **limits, **options})
 
 
 # --- what is the same -----------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 """Small models and metrics that several test files use."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+import headrace as hr
 
 
 class Through(nn.Module):
@@ -13,6 +17,12 @@ class Through(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale
+
+
+def through(loss: Any, model: nn.Module | None = None, rate: float = 0.1, **options: Any) -> hr.Trainer:
+    """A trainer of this loss, by plain descent, whose model returns what it gets if there is no other."""
+    model = Through() if model is None else model
+    return hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), rate), **{"device": "cpu", **options})
 
 
 class Recorder:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.sampled import sampled
-from kit.stand_ins import Through
+from kit.stand_ins import Through, through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -84,8 +84,6 @@ MEANS = {
     "ce-int32": Case(_CE(), X, Y.int(), F.cross_entropy(X, Y)),
     "ce-met": Case(_CE(class_weights=W), X, Y, F.cross_entropy(X, Y, W)),
     "ce-classes": Case(_CE(class_weights=W, normalize="classes"), X, Y, (W[Y] * CE).sum() / (N * W.sum())),
-    "ce-classes-uniform": Case(_CE(class_weights=[3.0] * K, normalize="classes"), X, Y, CE.mean() / K),
-    "ce-ignore": Case(_CE(ignore_index=2), X, Y, F.cross_entropy(X, Y, ignore_index=2)),
     "ce-ignore-outside": Case(_CE(ignore_index=-1), X, Y.where(Y != 2, -1), F.cross_entropy(X, Y, ignore_index=2)),
     "ce-ignore-met": Case(_CE(ignore_index=1, class_weights=W), X, Y, F.cross_entropy(X, Y, W, ignore_index=1)),
     "ce-ignore-classes": Case(
@@ -97,13 +95,9 @@ MEANS = {
         _CE(label_smoothing=0.2, class_weights=W, ignore_index=0),
         *(X, Y, F.cross_entropy(X, Y, W, label_smoothing=0.2, ignore_index=0)),
     ),
-    "ce-smoothing-met": Case(
-        _CE(label_smoothing=0.2, class_weights=W), X, Y, F.cross_entropy(X, Y, W, label_smoothing=0.2)
-    ),
     "ce-probabilities": Case(_CE(), X, P, F.cross_entropy(X, P)),
     "ce-probabilities-met": Case(_CE(class_weights=W), X, P, F.cross_entropy(X, P, W)),
     "ce-probabilities-rows": Case(_CE(weight="r"), X, P, (R * -(P * X.log_softmax(1)).sum(1)).sum() / R.sum()),
-    "ce-one-hot-float": Case(_CE(), X, F.one_hot(Y, K).double(), F.cross_entropy(X, Y)),
     "ce-log-probabilities": Case(_CE(inputs="log_probs", class_weights=W), P.log(), Y, F.nll_loss(P.log(), Y, W)),
     "ce-log-probabilities-smoothing": Case(
         _CE(inputs="log_probs", label_smoothing=0.2), P.log(), Y, F.cross_entropy(P.log(), Y, label_smoothing=0.2)
@@ -112,16 +106,11 @@ MEANS = {
     "ce-from-probabilities-ignore": Case(
         _CE(inputs="probs", ignore_index=1), P, Y, F.nll_loss(P.log(), Y, ignore_index=1)
     ),
-    "ce-from-probabilities-rows": Case(
-        _CE(inputs="probs", weight="r"), P, Y, (R * F.nll_loss(P.log(), Y, reduction="none")).sum() / R.sum()
-    ),
     "ce-from-probabilities-soft": Case(_CE(inputs="probs"), P, P, -(P * P.log()).sum(1).mean()),
-    "ce-masks": Case(_CE(), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS)),
     "ce-masks-met-ignore": Case(
         _CE(class_weights=W, ignore_index=4), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS, W, ignore_index=4)
     ),
     "ce-masks-rows": Case(_CE(weight="r"), IMAGES, MASKS, (R[:, None, None] * MASK_CE).sum() / (6 * R.sum())),
-    "ce-pixels": Case(_CE(weight="pixels"), IMAGES, MASKS, (PIXELS * MASK_CE).sum() / PIXELS.sum()),
     "ce-pixels-met-ignore": Case(
         _CE(weight="pixels", class_weights=W, ignore_index=1),
         *(IMAGES, MASKS, (PIXELS * W[MASKS] * MASK_CE)[MASKS != 1].sum() / (PIXELS * W[MASKS])[MASKS != 1].sum()),
@@ -134,7 +123,6 @@ MEANS = {
         _CE(weight="pixels"),
         *(IMAGES, F.one_hot(MASKS, K).movedim(-1, 1).double(), (PIXELS * MASK_CE).sum() / PIXELS.sum()),
     ),
-    "ce-rows": Case(_CE(weight="r"), X, Y, (R * CE).sum() / R.sum()),
     "ce-rows-met": Case(_CE(weight="r", class_weights=W), X, Y, (R * W[Y] * CE).sum() / (R * W[Y]).sum()),
     "ce-rows-ignore": Case(_CE(weight="r", ignore_index=2), X, Y, (R * KEPT * CE).sum() / (R * KEPT).sum()),
     "bce": Case(_BCE(), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS)),
@@ -152,13 +140,9 @@ MEANS = {
     "mse-rows": Case(hr.MSE(weight="r"), PRICES, PAID, (R[:, None] * FAR**2).sum() / (2 * R.sum())),
     "l1": Case(hr.L1(), PRICES, PAID, F.l1_loss(PRICES, PAID)),
     "huber": Case(hr.Huber(), PRICES, PAID, SMOOTH_L1.mean()),
-    "huber-classic": Case(hr.Huber(form="classic"), PRICES, PAID, 0.11 * SMOOTH_L1.mean()),
     "huber-classic-torch": Case(hr.Huber(0.7, form="classic"), PRICES, PAID, F.huber_loss(PRICES, PAID, delta=0.7)),
     "focal": Case(_FOCAL(), X, Y, FOCAL.mean()),
-    "focal-0": Case(_FOCAL(0.0), X, Y, CE.mean()),
     "focal-classes": Case(_FOCAL(class_weights=W), X, Y, (W[Y] * FOCAL).mean()),
-    "focal-rows": Case(_FOCAL(weight="r"), X, Y, (R * FOCAL).sum() / R.sum()),
-    "focal-ignore": Case(_FOCAL(ignore_index=2), X, Y, FOCAL[Y != 2].mean()),
     "focal-ignore-rows": Case(_FOCAL(ignore_index=2, weight="r"), X, Y, (R * KEPT * FOCAL).sum() / (R * KEPT).sum()),
     "focal-pixels": Case(_FOCAL(0, weight="pixels"), IMAGES, MASKS, (PIXELS * MASK_CE).sum() / PIXELS.sum()),
     "focal-questions-ignore": Case(
@@ -168,12 +152,6 @@ MEANS = {
     "focal-questions": Case(_FOCAL(1.5), QUESTIONS, ANSWERS, FOCAL_ANSWER.mean()),
     "focal-questions-alpha": Case(
         _FOCAL(1.5, alpha=0.25), QUESTIONS, ANSWERS, (torch.where(ANSWERS == 1, 0.25, 0.75) * FOCAL_ANSWER).mean()
-    ),
-    "focal-questions-alphas": Case(
-        _FOCAL(1.5, alpha=ALPHA),
-        QUESTIONS,
-        ANSWERS,
-        (torch.where(ANSWERS == 1, ALPHA, 1 - ALPHA) * FOCAL_ANSWER).mean(),
     ),
     "focal-questions-alphas-float": Case(
         _FOCAL(1.5, alpha=ALPHA, class_weights=POSITIVE),
@@ -185,15 +163,9 @@ MEANS = {
         *(QUESTIONS, PERHAPS, (PERHAPS * ALPHA * FOCAL_YES + (1 - PERHAPS) * (1 - ALPHA) * FOCAL_NO).mean()),
     ),
     "focal-questions-shares-0": Case(_FOCAL(0), QUESTIONS, PERHAPS, bce(QUESTIONS, PERHAPS)),
-    "focal-questions-0": Case(_FOCAL(0), QUESTIONS, ANSWERS.double(), bce(QUESTIONS, ANSWERS)),
-    "focal-questions-classes": Case(
-        _FOCAL(1.5, class_weights=POSITIVE), QUESTIONS, ANSWERS, (POSITIVE * FOCAL_ANSWER).mean()
-    ),
     "mse-elements": Case(hr.MSE(weight="cells"), PRICES, PAID, (CELLS * FAR**2).sum() / CELLS.sum()),
     "l1-elements": Case(hr.L1(weight="known"), PRICES, PAID, FAR[KNOWN].mean()),
     "l1-elements-column": Case(hr.L1(weight="r"), PRICES[:, :1], PAID[:, 0], (R * FAR[:, 0]).sum() / R.sum()),
-    "huber-elements": Case(hr.Huber(weight="cells"), PRICES, PAID, (CELLS * SMOOTH_L1).sum() / CELLS.sum()),
-    "bce-elements": Case(_BCE(weight="asked"), QUESTIONS, ANSWERS, bce(QUESTIONS[GIVEN], ANSWERS[GIVEN])),
     "bce-elements-positive": Case(
         _BCE(weight="asked", positive_weight=POSITIVE),
         *(QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, pos_weight=POSITIVE, reduction="none")[GIVEN].mean()),
@@ -243,8 +215,7 @@ CASES = MEANS | SUMS
 
 
 def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    options = {"device": "cpu", "inputs": "x"} | options
-    return hr.Trainer(model or Through(), copy.deepcopy(loss), lambda params: torch.optim.SGD(params, 0.1), **options)
+    return through(copy.deepcopy(loss), model, inputs="x", **options)
 
 
 @pytest.mark.slow
@@ -338,18 +309,17 @@ def test_focal_is_finite_where_probabilities_are_0_or_1(gamma: float, form: str)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_focal_has_the_values_of_the_paper(dtype: torch.dtype) -> None:
+def test_focal_has_the_values_of_the_paper_also_where_all_is_well(dtype: torch.dtype) -> None:
     """For p = 0.9, α = 0.25 and γ = 2: 0.25 · 0.1² · −log 0.9 where the answer is yes, else 0.75 · 0.9² · −log 0.1."""
-    logit = torch.tensor([math.log(9.0)])
-    for target, wanted in ((1, 0.0025 * 0.1053605157), (0, 0.6075 * 2.302585093)):
-        loss = hr.Focal(2.0, alpha=0.25).sum(logit, hr.Batch({"y": torch.tensor([target]).to(dtype)}))
-        assert loss.item() == pytest.approx(wanted, rel=1e-5)
-
-
-def test_focal_is_precise_in_single_precision_where_all_is_well() -> None:
-    loss = hr.Focal(2.0).sum(torch.tensor([12.0]), hr.Batch({"y": torch.tensor([1.0])}))
     miss = 1 / (1 + math.exp(12.0))
-    assert loss.item() == pytest.approx(-(miss**2) * math.log1p(-miss), rel=1e-5, abs=0)
+    for logit, target, alpha, wanted in (
+        (math.log(9.0), 1, 0.25, 0.0025 * 0.1053605157),
+        (math.log(9.0), 0, 0.25, 0.6075 * 2.302585093),
+        (12.0, 1, None, -(miss**2) * math.log1p(-miss)),
+    ):
+        batch = hr.Batch({"y": torch.tensor([target]).to(dtype)})
+        loss = hr.Focal(2.0, alpha=alpha).sum(torch.tensor([logit]), batch)
+        assert loss.item() == pytest.approx(wanted, rel=1e-5, abs=0)
 
 
 def test_class_weights_stay_exact_after_outputs_of_low_precision() -> None:
@@ -360,7 +330,9 @@ def test_class_weights_stay_exact_after_outputs_of_low_precision() -> None:
     assert float(after) == pytest.approx(float(before), rel=1e-6)
 
 
-def test_rows_that_a_train_step_marks_as_ignored_count_nothing() -> None:
+def test_rows_that_are_ignored_count_nothing_also_where_it_is_found_later() -> None:
+    """By a train_step that marks them, or in an array that changes between two passes."""
+
     class Hides(hr.Trainer):
         def train_step(self, batch: hr.Batch) -> Any:
             batch.fields = {**batch.fields, "y": batch["y"].where(batch["y"] != 2, -1)}
@@ -371,44 +343,31 @@ def test_rows_that_a_train_step_marks_as_ignored_count_nothing() -> None:
     training = Hides(model, hr.CrossEntropy(ignore_index=-1), still, batch_size=7, device="cpu")
     history = training.fit((X, Y), epochs=1, progress=False)
     assert history.last["train/loss"] == pytest.approx(F.cross_entropy(X, Y, ignore_index=2).item(), rel=1e-12)
-
-
-def test_rows_that_are_ignored_from_the_second_pass_on_are_noticed() -> None:
     array = Y.numpy().copy()
-    table, training = hr.ArrayTable({"x": X, "y": array}), trainer(hr.CrossEntropy(ignore_index=-1))
-    assert training.validate(table, batch_size=7)["val/loss"] == pytest.approx(CE.mean().item())
+    table, scoring = hr.ArrayTable({"x": X, "y": array}), trainer(hr.CrossEntropy(ignore_index=-1))
+    assert scoring.validate(table, batch_size=7)["val/loss"] == pytest.approx(CE.mean().item())
     array[:10] = -1
-    assert training.validate(table, batch_size=7)["val/loss"] == pytest.approx(CE[10:].mean().item())
-
-
-def test_a_batch_of_ignored_rows_counts_nothing_and_moves_nothing() -> None:
+    assert scoring.validate(table, batch_size=7)["val/loss"] == pytest.approx(CE[10:].mean().item())
     model = Through()
-    losses = trainer(hr.CrossEntropy(ignore_index=-1), model).step({"x": X, "y": torch.full((N,), -1)})
-    assert losses["total_loss"] == 0
+    assert trainer(hr.CrossEntropy(ignore_index=-1), model).step({"x": X, "y": torch.full((N,), -1)})["total_loss"] == 0
     assert model.scale.item() == 1
 
 
 def test_training_may_have_probabilities_and_validation_classes() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 4)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), sgd, batch_size=8, metrics=["accuracy"], device="cpu")
-    x, soft, hard = torch.randn(64, 3), torch.randn(64, 4).softmax(1), torch.randint(4, (64,))
-    scores = trainer.fit((x, soft), (x, hard), epochs=3, progress=False).last
-    assert scores["val/loss"] == pytest.approx(nn.functional.cross_entropy(model(x), hard).item(), rel=1e-5)
-    assert scores["val/accuracy"] == pytest.approx((model(x).argmax(1) == hard).float().mean().item())
+    made = trainer(hr.CrossEntropy(), model := nn.Linear(K, K).double(), batch_size=8, metrics=["accuracy"])
+    scores = made.fit((X, P), (X, Y), epochs=3, progress=False).last
+    assert scores["val/loss"] == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
+    assert scores["val/accuracy"] == pytest.approx((model(X).argmax(1) == Y).float().mean().item())
 
 
-def test_targets_of_a_validation_that_do_not_fit_are_refused_before_the_first_update() -> None:
-    x = torch.randn(16, 3)
-    for loss, train, val in (
-        (hr.CrossEntropy(), torch.randn(16, 4).softmax(1), torch.full((16,), 4)),
-        (hr.CrossEntropy(), torch.randn(16, 4).softmax(1), torch.randn(16, 5).softmax(1)),
-        (hr.MSE(), torch.randn(16, 4), torch.randint(4, (16,))),
-    ):
-        model = nn.Linear(3, 4)
-        before = model.weight.detach().clone()
-        trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8, device="cpu")
-        with pytest.raises(hr.DataError):
-            trainer.fit((x, train), (x, val), epochs=1, progress=False)
-        assert torch.equal(model.weight, before)
+@pytest.mark.parametrize(
+    ("loss", "train", "val"),
+    [(hr.CrossEntropy(), P, Y + 1), (hr.CrossEntropy(), P, normal(N, K + 1).softmax(1)), (hr.MSE(), X, Y)],
+)
+def test_targets_of_a_validation_that_do_not_fit_are_refused_before_the_first_update(
+    loss: Any, train: Tensor, val: Tensor
+) -> None:
+    made = trainer(loss, model := Through())
+    with pytest.raises(hr.DataError):
+        made.fit((X, train), (X, val), epochs=1, progress=False)
+    assert model.scale.item() == 1

@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.stand_ins import Through
+from kit.stand_ins import Through, through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -20,11 +21,7 @@ PRICES, PAID = torch.randn(2, N, 2, dtype=torch.float64, generator=GENERATOR)
 ANSWERS, PLACES = (PAID > 0).long(), torch.arange(2 * N).view(N, 2)
 TEXTS, WORDS = X.view(N, 1, K).expand(N, 4, K), Y.view(N, 1).expand(N, 4)
 MSE, L1 = F.mse_loss(PRICES, PAID).item(), F.l1_loss(PRICES, PAID).item()
-
-
-def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    options = {"device": "cpu", "inputs": "x"} | options
-    return hr.Trainer(model or Through(), copy.deepcopy(loss), lambda params: torch.optim.SGD(params, 0.1), **options)
+trainer = partial(through, inputs="x")
 
 
 def test_a_sum_of_terms_is_logged_by_name_and_adds_up_with_its_coefficients() -> None:
@@ -80,115 +77,92 @@ class Normed(nn.Sequential):
         self.double()
 
 
-@pytest.mark.parametrize("options", [{}, {"biases": True}])
-def test_the_gradient_of_a_prior_is_that_of_the_formula(options: Any) -> None:
-    model, prior = Normed(), hr.L2Prior(1.0, **options)
-    names = [name for name, _ in model.named_parameters()]
-
-    class Given(nn.Module):
-        params: Any
-
-        def named_parameters(self, *_: Any, **__: Any) -> Any:
-            return iter(zip(names, self.params, strict=True))
-
-    given = Given()
-
-    def penalty(*params: Tensor) -> Tensor:
-        vars(given)["params"] = params
-        return prior.penalty(given)
-
-    assert torch.autograd.gradcheck(penalty, tuple(model.parameters()))
-
-
-def test_gains_of_normalisation_are_left_out_of_a_prior_by_argument() -> None:
+def test_a_prior_takes_in_gains_and_biases_by_argument_and_no_frozen_weights() -> None:
     model: Any = Normed()
     weights = 0.5 * sum((model[k].weight ** 2).sum().item() for k in (0, 2))
-    assert hr.L2Prior(1.0, gains=False).penalty(model).item() == pytest.approx(weights)
-    assert hr.L2Prior(1.0).penalty(model).item() == pytest.approx(weights + K / 2)
-
-
-def test_a_prior_of_frozen_weights_is_zero() -> None:
-    model = nn.Linear(K, K, dtype=torch.float64)
-    model.weight.requires_grad_(False)
+    biases = 0.5 * sum((model[k].bias ** 2).sum().item() for k in range(3))
+    for gains, biased, expected in (
+        (True, False, weights + K / 2),
+        (False, False, weights),
+        (True, True, weights + K / 2 + biases),
+    ):
+        prior = hr.L2Prior(1.0, gains=gains, biases=biased)
+        assert prior.penalty(model).item() == pytest.approx(expected)
+        (gradient,) = torch.autograd.grad(prior.penalty(model), model[0].weight)
+        torch.testing.assert_close(gradient, model[0].weight.detach())
+    model.requires_grad_(False)[0].bias.requires_grad_(True)
     losses = trainer(hr.CrossEntropy() + hr.L2Prior(0.5), model).step((X, Y))
     assert losses["l2_prior"] == 0.0
     assert losses["total_loss"] == losses["cross_entropy"]
 
 
-BAD_ARGUMENTS: dict[str, Callable[[], Any]] = {
-    "normalize=.*'mean'": lambda: hr.CrossEntropy(normalize="mean"),  # type: ignore[arg-type]
-    "reduce=.*'none'": lambda: hr.MSE(reduce="none"),  # type: ignore[arg-type]
-    "label_smoothing=.*1.5": lambda: hr.CrossEntropy(label_smoothing=1.5),
-    "class_weights=.*-1": lambda: hr.CrossEntropy(class_weights=[1.0, -1.0]),
-    "class_weights=.*-2": lambda: hr.Focal(class_weights=torch.tensor([1.0, -2.0])),
-    "alpha=.*from 0 to 1.*1.5": lambda: hr.Focal(alpha=1.5),
-    "alpha=.*from 0 to 1.*nan": lambda: hr.Focal(alpha=[0.5, float("nan")]),
-    "gamma=.*-0.5": lambda: hr.Focal(-0.5),
-    "delta=.* 0": lambda: hr.Huber(0),
-    "delta=.*-1": lambda: hr.Huber(-1, form="classic"),
-    "form=.*'rough'": lambda: hr.Huber(form="rough"),  # type: ignore[arg-type]
-    "positive_weight=": lambda: hr.BinaryCrossEntropy(inputs="probs", positive_weight=[2.0]),
-    "inputs= is 'logits' or 'probs', got 'log_probs'": lambda: hr.BinaryCrossEntropy(inputs="log_probs"),  # type: ignore[arg-type]
-    "neither weight= nor reduce=": lambda: hr.RowMean(F.mse_loss, reduce="sum"),
-    "priors only": lambda: trainer(hr.L2Prior(1.0)),
-}
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: hr.CrossEntropy(normalize="mean"), "normalize=.*'mean'"),  # type: ignore[arg-type]
+    (lambda: hr.MSE(reduce="none"), "reduce=.*'none'"),  # type: ignore[arg-type]
+    (lambda: hr.CrossEntropy(label_smoothing=1.5), "label_smoothing=.*1.5"),
+    (lambda: hr.CrossEntropy(class_weights=[1.0, -1.0]), "class_weights=.*-1"),
+    (lambda: hr.Focal(class_weights=torch.tensor([1.0, -2.0])), "class_weights=.*-2"),
+    (lambda: hr.Focal(alpha=1.5), "alpha=.*from 0 to 1.*1.5"),
+    (lambda: hr.Focal(alpha=[0.5, float("nan")]), "alpha=.*from 0 to 1.*nan"),
+    (lambda: hr.Focal(-0.5), "gamma=.*-0.5"),
+    (lambda: hr.Huber(0), "delta=.* 0"),
+    (lambda: hr.Huber(-1, form="classic"), "delta=.*-1"),
+    (lambda: hr.Huber(form="rough"), "form=.*'rough'"),  # type: ignore[arg-type]
+    (lambda: hr.BinaryCrossEntropy(inputs="probs", positive_weight=[2.0]), "positive_weight="),
+    (lambda: hr.BinaryCrossEntropy(inputs="log_probs"), "'logits' or 'probs', got 'log_probs'"),  # type: ignore[arg-type]
+    (lambda: hr.RowMean(F.mse_loss, reduce="sum"), "neither weight= nor reduce="),
+    (lambda: trainer(hr.L2Prior(1.0)), "priors only"),
+]
 
 
-@pytest.mark.parametrize("message", BAD_ARGUMENTS)
-def test_arguments_that_cannot_work_are_refused(message: str) -> None:
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_arguments_that_cannot_work_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(hr.ConfigError, match=message):
-        BAD_ARGUMENTS[message]()
+        make()
 
 
-@pytest.mark.parametrize(
-    ("loss", "outputs", "targets", "message"),
-    [
-        (hr.CrossEntropy(), X, Y.where(torch.arange(N) != 9, 7), "row 9: label 7 is out of range"),
-        (
-            hr.CrossEntropy(),
-            X,
-            Y.double(),
-            r"rows of shape \[\], float64.*class indices.*convert the stream.*y.long\(\)",
-        ),
-        (hr.CrossEntropy(), X, Y[:, None], r"rows of shape \[1\], int64.*one too many: y.squeeze\(-1\)"),
-        (hr.CrossEntropy(), X[:, 0], Y, "BinaryCrossEntropy"),
-        (hr.MSE(), PRICES, PAID[:, 0], "must be equal"),
-        (hr.MSE(), PRICES, PAID.float(), "Convert the stream to float64"),
-        (hr.Focal(), X, Y.where(torch.arange(N) != 9, 7), "row 9: label 7 is out of range"),
-        (hr.Focal(class_weights=[1.0, 2.0]), X, Y, "class_weights= has 2 numbers, the model 5 outputs"),
-        (hr.Focal(alpha=0.25), X, Y, "alpha= weighs yes against no, and stream 'y' has class indices"),
-        (hr.Focal(alpha=[0.5] * 3), PRICES, ANSWERS, r"alpha= has the shape \[3\], a row .* \[2\]"),
-        (hr.Focal(class_weights=[1.0] * 3), PRICES, ANSWERS, r"class_weights= has the shape \[3\], a row .* \[2\]"),
-        (hr.BinaryCrossEntropy(positive_weight=[1.0] * 3), PRICES, ANSWERS, r"positive_weight= has the shape \[3\]"),
-        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, 2), r"row 4: 2 is no answer.* \(1 such targets\)"),
-        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, -1).double(), "row 4: -1 is no answer"),
-        (hr.BinaryCrossEntropy(inputs="probs"), PRICES, (ANSWERS + 1).to(torch.uint16), "is no answer"),
-        (hr.Focal(), PRICES, ANSWERS.where(PLACES != 9, 2), "row 4: 2 is no answer"),
-        (hr.CrossEntropy(), X, F.one_hot(Y, K), r"rows of shape \[5\], int64.*one-hot rows.*argmax.*BinaryCross"),
-        (hr.CrossEntropy(), TEXTS, WORDS, r"rows of shape \[4\], int64, .* are \[4, 5\].* dimension 1.*movedim"),
-        (hr.CrossEntropy(), TEXTS.mT, WORDS[:, :3], r"rows of shape \[3\], .* outputs are \[5, 4\].*\[5, 3\]"),
-    ],
-)
+NO_LABEL = Y.where(torch.arange(N) != 9, 7)
+NO_ANSWER = ANSWERS.where(PLACES != 9, 2)
+OF_SETTINGS: list[tuple[Any, Any, Any, str]] = [
+    (hr.Focal(class_weights=[1.0, 2.0]), X, Y, "class_weights= has 2 numbers, the model 5 outputs"),
+    (hr.Focal(alpha=0.25), X, Y, "alpha= weighs yes against no, and stream 'y' has class indices"),
+    (hr.Focal(alpha=[0.5] * 3), PRICES, ANSWERS, r"alpha= has the shape \[3\], a row .* \[2\]"),
+    (hr.Focal(class_weights=[1.0] * 3), PRICES, ANSWERS, r"class_weights= has the shape \[3\], a row .* \[2\]"),
+    (hr.BinaryCrossEntropy(positive_weight=[1.0] * 3), PRICES, ANSWERS, r"positive_weight= has the shape \[3\]"),
+]
+OF_DATA: list[tuple[Any, Any, Any, str]] = [
+    (hr.CrossEntropy(), X, NO_LABEL, "row 9: label 7 is out of range"),
+    (hr.CrossEntropy(), X, Y.double(), r"shape \[\], float64.*class indices.*convert the stream.*y.long\(\)"),
+    (hr.CrossEntropy(), X, Y[:, None], r"rows of shape \[1\], int64.*one too many: y.squeeze\(-1\)"),
+    (hr.CrossEntropy(), X[:, 0], Y, "BinaryCrossEntropy"),
+    (hr.CrossEntropy(), X, F.one_hot(Y, K), r"rows of shape \[5\], int64.*one-hot rows.*argmax.*BinaryCross"),
+    (hr.CrossEntropy(), TEXTS, WORDS, r"rows of shape \[4\], int64, .* are \[4, 5\].* dimension 1.*movedim"),
+    (hr.CrossEntropy(), TEXTS.mT, WORDS[:, :3], r"rows of shape \[3\], .* outputs are \[5, 4\].*\[5, 3\]"),
+    (hr.MSE(), PRICES, PAID[:, 0], "must be equal"),
+    (hr.MSE(), PRICES, PAID.float(), "Convert the stream to float64"),
+    (hr.Focal(), X, NO_LABEL, "row 9: label 7 is out of range"),
+    (hr.Focal(), PRICES, NO_ANSWER, "row 4: 2 is no answer"),
+    (hr.BinaryCrossEntropy(), PRICES, NO_ANSWER, r"row 4: 2 is no answer.* \(1 such targets\)"),
+    (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, -1).double(), "row 4: -1 is no answer"),
+    (hr.BinaryCrossEntropy(inputs="probs"), PRICES, (ANSWERS + 1).to(torch.uint16), "is no answer"),
+]
+TAKEN: list[tuple[Any, Any, Any, str]] = [
+    *((hr.BinaryCrossEntropy(), PRICES, y, "") for y in (ANSWERS.bool(), ANSWERS.byte(), ANSWERS.double() * 0.5)),
+    (hr.Focal(), PRICES, ANSWERS, ""),
+    (hr.CrossEntropy(), TEXTS.mT, WORDS, ""),
+]
+
+
+@pytest.mark.parametrize(("loss", "outputs", "targets", "message"), [*OF_SETTINGS, *OF_DATA, *TAKEN])
 def test_targets_that_can_never_match_are_refused(
     loss: hr.Loss, outputs: Tensor, targets: Tensor, message: str
 ) -> None:
-    of_settings = "_weight" in message or message.startswith("alpha=")
+    if not message:
+        assert trainer(loss).step((outputs, targets))["total_loss"] > 0
+        return
+    of_settings = any(loss is other[0] for other in OF_SETTINGS)
     with pytest.raises(hr.ConfigError if of_settings else hr.DataError, match=message):
         trainer(loss).fit((outputs, targets), steps=1, progress=False)
-
-
-@pytest.mark.parametrize(
-    ("loss", "outputs", "targets"),
-    [
-        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.bool()),
-        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.to(torch.uint8)),
-        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.double() * 0.5),
-        (hr.Focal(), PRICES, ANSWERS),
-        (hr.CrossEntropy(), TEXTS.mT, WORDS),
-    ],
-)
-def test_targets_that_match_are_taken(loss: hr.Loss, outputs: Tensor, targets: Tensor) -> None:
-    assert trainer(loss).step((outputs, targets))["total_loss"] > 0
 
 
 SHARES = X.softmax(dim=1)
@@ -205,19 +179,15 @@ SHARES = X.softmax(dim=1)
         ("probs", torch.tensor([[1.5, -0.5, 0.0, 0.0, 0.0]]).double().expand(N, K), "row 0"),
     ],
 )
-@pytest.mark.parametrize("how", ["fit", "step", "validate"])
 def test_outputs_that_are_not_what_inputs_says_are_refused_at_the_first_batch(
-    inputs: Any, outputs: Tensor, message: str, how: str
+    inputs: Any, outputs: Tensor, message: str
 ) -> None:
     model = Through()
     made = trainer(hr.CrossEntropy(inputs=inputs), model)
-    options = {"steps": 1, "progress": False} if how == "fit" else {}
-    with pytest.raises(hr.ConfigError, match=message):
-        getattr(made, how)((outputs, Y), **options)
+    for call in (lambda data: made.fit(data, steps=1, progress=False), made.step, made.validate):
+        with pytest.raises(hr.ConfigError, match=message):
+            call((outputs, Y))
     assert model.scale.item() == 1
-
-
-def test_answers_that_are_no_probabilities_are_refused_at_the_first_batch() -> None:
     with pytest.raises(hr.ConfigError, match=r"inputs='probs' expects probabilities, from 0 to 1, .* -.*sigmoid"):
         trainer(hr.BinaryCrossEntropy(inputs="probs")).validate((PRICES, ANSWERS))
 
@@ -253,19 +223,21 @@ def test_as_many_classes_as_places_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [hr.CrossEntropy(weight="w"), hr.BinaryCrossEntropy(weight="w"), hr.Focal(weight="w"), hr.MSE(weight="w")]
+    ("kind", "outputs", "targets"),
+    [
+        (hr.CrossEntropy, TEXTS.mT, WORDS),
+        (hr.BinaryCrossEntropy, PRICES, ANSWERS),
+        (hr.Focal, PRICES, ANSWERS),
+        (hr.MSE, PRICES, PAID),
+    ],
 )
 @pytest.mark.parametrize("microbatch", [None, 7])
-def test_weights_that_fit_neither_rows_nor_places_are_refused(loss: hr.Loss, microbatch: int | None) -> None:
-    model = Through()
-    streams = {
-        "x": PRICES,
-        "y": ANSWERS if isinstance(loss, hr.BinaryCrossEntropy | hr.Focal) else PAID,
-        "w": TEXTS[:, 0],
-    }
-    streams |= {"x": TEXTS.mT, "y": WORDS, "w": TEXTS[:, 0]} if isinstance(loss, hr.CrossEntropy) else {}
+def test_weights_that_fit_neither_rows_nor_places_are_refused(
+    kind: Any, outputs: Tensor, targets: Tensor, microbatch: int | None
+) -> None:
+    made = trainer(kind(weight="w"), model := Through(), inputs="x", microbatch=microbatch)
     with pytest.raises(hr.DataError, match=r"weight='w' has rows of shape \[\d\]\. Expected one number for each row"):
-        trainer(loss, model, microbatch=microbatch).step(streams)
+        made.step({"x": outputs, "y": targets, "w": TEXTS[:, 0]})
     assert model.scale.item() == 1
 
 

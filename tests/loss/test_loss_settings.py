@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kit.sampled import sampled
-from kit.stand_ins import Through
+from kit.stand_ins import Through, through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -47,7 +47,7 @@ CHANGES: dict[str, tuple[hr.Loss, str, Any]] = {
 
 
 def still(loss: Any, model: nn.Module, **options: Any) -> hr.Trainer:
-    return hr.Trainer(model, loss, lambda p: torch.optim.SGD(p, 0.0), inputs="x", device="cpu", **options)
+    return through(loss, model, rate=0.0, inputs="x", **options)
 
 
 def data(loss: hr.Loss) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def test_a_setting_is_in_effect_from_the_next_update_on(what: str, microbatch: i
 
 
 @pytest.mark.parametrize("normalize", ["met", "classes"])
-def test_class_weights_may_change_in_place(normalize: Any) -> None:
+def test_class_weights_may_change_in_place_and_have_as_many_numbers_as_there_are_outputs(normalize: Any) -> None:
     loss = hr.CrossEntropy(class_weights=ONES, normalize=normalize)
     trainer = still(loss, Through())  # whose outputs are float64, and the weights are not
     trainer.step((X, Y))
@@ -88,6 +88,9 @@ def test_class_weights_may_change_in_place(normalize: Any) -> None:
     loss.class_weights.copy_(W)
     expected = one_update(still(hr.CrossEntropy(class_weights=W.float(), normalize=normalize), Through()), data(loss))
     assert one_update(trainer, data(loss)) == expected
+    loss.class_weights = torch.ones(K + 1)
+    with pytest.raises(hr.ConfigError, match="class_weights= has 6 numbers, the model 5 outputs"):
+        trainer.step((X, Y))
 
 
 def test_an_ignored_label_is_looked_for_again_in_rows_that_were_looked_through_before() -> None:
@@ -141,28 +144,25 @@ def test_what_cannot_be_set_is_refused(message: str) -> None:
         REFUSED[message]()
 
 
-def test_a_tensor_that_is_not_learnt_is_a_coefficient() -> None:
-    assert (torch.tensor(0.5) * hr.MSE()).coefficient == 0.5  # type: ignore[operator]
-
-
-def test_class_weights_of_another_number_are_refused_before_the_update() -> None:
-    loss = hr.CrossEntropy()
-    trainer = still(loss, Through())
-    trainer.step((X, Y))
-    loss.class_weights = torch.ones(K + 1)
-    with pytest.raises(hr.ConfigError, match="class_weights= has 6 numbers, the model 5 outputs"):
-        trainer.step((X, Y))
-
-
 def test_one_loss_may_serve_several_trainers_with_one_target() -> None:
     loss = hr.MSE()
     streams = {"x": X, "near": X + 1, "far": X + 10}
     first, second = still(loss, Through(), target="near"), still(loss, Through(), target="near")
     assert [trainer.validate(streams)["val/loss"] for trainer in (first, second)] == pytest.approx([1.0, 1.0])
-    loss.coefficient = 0.5  # of both
+    loss.coefficient = (torch.tensor(0.5) * loss).coefficient  # type: ignore[operator]  # of both
     assert [trainer.validate(streams)["val/loss"] for trainer in (first, second)] == pytest.approx([0.5, 0.5])
     with pytest.raises(hr.ConfigError, match=r"this MSE was given to a trainer with target='near', and is now"):
         still(loss, Through(), target="far")
+
+    class Size(hr.Objective):
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            return {"size": hr.Term(self.call(model, batch).square().sum(), float(batch.rows))}
+
+    size = Size()
+    for _ in range(2):
+        still(size, Through())
+    with pytest.raises(hr.ConfigError, match=r"this Size was given to a trainer with inputs='x' and target='y'"):
+        still(size, Through(), target="z")
 
 
 @pytest.mark.filterwarnings("ignore:.* as many classes as places")
@@ -174,18 +174,6 @@ def test_one_loss_may_serve_a_trainer_with_probabilities_and_another_with_a_labe
     for _ in range(2):
         assert rows.step((X, F.one_hot(Y, K).double()))["total_loss"] == pytest.approx(F.cross_entropy(X, Y).item())
         assert pixels.step((images, masks))["total_loss"] == pytest.approx(F.cross_entropy(X, Y).item())
-
-
-def test_an_objective_of_ones_own_is_refused_by_a_trainer_that_calls_the_model_otherwise() -> None:
-    class Size(hr.Objective):
-        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
-            return {"size": hr.Term(self.call(model, batch).square().sum(), float(batch.rows))}
-
-    size = Size()
-    for _ in range(2):
-        still(size, Through())
-    with pytest.raises(hr.ConfigError, match=r"this Size was given to a trainer with inputs='x' and target='y'"):
-        still(size, Through(), target="z")
 
 
 @pytest.mark.parametrize("first", [None, ONES])

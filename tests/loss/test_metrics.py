@@ -1,6 +1,8 @@
 """Which output and which target metrics compare: the terms of the loss tell, or it is refused."""
 
+import pickle
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kit.imports import imported_after
+from kit.small import fit, same, stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -35,96 +38,189 @@ class Heads(nn.Module):
         return {"digit": self.digit(x), "ink": self.ink(x)}
 
 
-def still(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=0.0)
+def trainer(loss: Any, model: nn.Module | None = None, kind: Any = hr.Trainer, **options: Any) -> hr.Trainer:
+    """A trainer of a model that stays as it is, unless there is another optimizer."""
+    still = partial(torch.optim.SGD, lr=0.0)
+    made: hr.Trainer = kind(model or Heads().digit, loss, **{"optimizer": still, "batch_size": 16, **options})
+    return made
 
 
-def two_tasks(target: str, metrics: Any = "accuracy", **of_digit: Any) -> hr.Trainer:
+def two_tasks(metrics: Any = "accuracy", target: str = "y", model: Any = Heads, **of_digit: Any) -> hr.Trainer:
     loss = hr.MSE(output="ink", target="ink") + hr.CrossEntropy(output="digit", target="digit", **of_digit)
-    return hr.Trainer(model := Heads(), loss, still(model), inputs="x", target=target, metrics=metrics, batch_size=16)
+    return trainer(loss, model(), inputs="x", target=target, metrics=metrics)
+
+
+def last(made: hr.Trainer, data: Any = DATA) -> dict[str, Any]:
+    """The last report of a training."""
+    return dict(fit(made, data, data, epochs=1).last)
+
+
+# --- which output -------------------------------------------------------------------------------------------------
 
 
 def test_a_metric_is_of_the_output_that_is_compared_with_its_target() -> None:
-    last = two_tasks("digit").fit(DATA, DATA, epochs=1, progress=False).last
-    assert last["train/accuracy"] == last["val/accuracy"] == 1.0
-    last = two_tasks("ink", "mse").fit(DATA, DATA, epochs=1, progress=False).last
-    assert last["val/mse"] == pytest.approx(last["val/loss/mse"])
+    found = last(two_tasks(target="digit"))
+    assert found["train/accuracy"] == found["val/accuracy"] == 1.0
+    found = last(two_tasks("mse", "ink"))
+    assert found["val/mse"] == pytest.approx(found["val/loss/mse"])
+    hidden = {**DATA, "digit": DIGIT.where(torch.arange(ROWS) > 5, -1)}  # what does not count is told by its term
+    assert two_tasks(target="digit", ignore_index=-1).validate(hidden)["val/accuracy"] == 1.0
 
 
-def test_what_does_not_count_is_told_by_the_term_of_the_metric() -> None:
-    hidden = {**DATA, "digit": DIGIT.where(torch.arange(ROWS) > 5, -1)}
-    assert two_tasks("digit", ignore_index=-1).validate(hidden)["val/accuracy"] == 1.0
-
-
-def test_batches_of_a_loader_may_be_padded_to_different_lengths() -> None:
-    class Echo(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.scale * F.one_hot(ids, 3).transpose(1, 2)
-
-    ids = [torch.tensor([[0, 1], [2, 2]]), torch.tensor([[0, 1, 2], [1, 1, 1]])]
-    y = [torch.tensor([[0, 1], [2, -1]]), torch.tensor([[0, 1, 0], [1, -1, -1]])]  # 3 of 3 are right, then 3 of 4
-    batches = [{"ids": a, "y": b} for a, b in zip(ids, y, strict=True)]
-    loss = hr.CrossEntropy(ignore_index=-1)
-    trainer = hr.Trainer(model := Echo(), loss, still(model), inputs="ids", metrics="accuracy")
-    last = trainer.fit(batches, val=batches, epochs=1, progress=False).last
-    assert last["train/accuracy"] == last["val/accuracy"] == pytest.approx(6 / 7)
+def test_of_several_objectives_metrics_look_at_the_one_that_compares_with_their_target() -> None:
+    """And are fed once."""
+    model = Heads()
+    losses = {"ink": hr.MSE(output="ink", target="ink"), "digit": hr.CrossEntropy(output="digit", target="digit")}
+    optimizers = {name: torch.optim.SGD(getattr(model, name).parameters(), 0.0) for name in losses}
+    made = trainer(losses, model, optimizer=optimizers, inputs="x", target="digit", metrics=["accuracy", "confusion"])
+    found = last(made)
+    assert found["train/accuracy"] == found["val/accuracy"] == 1.0
+    assert [sum(map(sum, found[f"{data}/confusion"])) for data in ("train", "val")] == [ROWS, ROWS]
 
 
 def test_metrics_may_have_a_target_of_their_own_where_there_is_one_output() -> None:
     """Training goes by soft labels, and accuracy by hard ones."""
     data = {"x": X, "soft": F.one_hot(DIGIT.roll(1), 3).float() / 2 + 1 / 6, "y": DIGIT}
-    model = Heads().digit
-    loss = hr.CrossEntropy(target="soft")
-    trainer = hr.Trainer(model, loss, still(model), inputs="x", metrics="accuracy", batch_size=16)
-    last = trainer.fit(data, data, epochs=1, progress=False).last
-    assert last["train/accuracy"] == last["val/accuracy"] == 1.0
+    found = last(trainer(hr.CrossEntropy(target="soft"), inputs="x", metrics="accuracy"), data)
+    assert found["train/accuracy"] == found["val/accuracy"] == 1.0
 
 
-def test_a_target_that_no_term_compares_with_is_refused_where_there_are_several_outputs() -> None:
-    message = r"target='y'.*mse compares output 'ink' with 'ink'.*output 'digit'.*Say target='ink' or 'digit'"
-    with pytest.raises(hr.ConfigError, match=message):
-        two_tasks("y")
+def test_batches_of_a_loader_may_be_padded_to_different_lengths() -> None:
+    class Echo(nn.Linear):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(F.one_hot(ids, 3).float()).transpose(1, 2)
+
+    echo = Echo(3, 3, bias=False)
+    nn.init.eye_(echo.weight)
+    ids = [torch.tensor([[0, 1], [2, 2]]), torch.tensor([[0, 1, 2], [1, 1, 1]])]
+    y = [torch.tensor([[0, 1], [2, -1]]), torch.tensor([[0, 1, 0], [1, -1, -1]])]  # 3 of 3 are right, then 3 of 4
+    batches = [{"ids": a, "y": b} for a, b in zip(ids, y, strict=True)]
+    metrics = ["accuracy", "perplexity"]
+    made = trainer(hr.CrossEntropy(ignore_index=-1), echo, inputs="ids", metrics=metrics, batch_size=None)
+    found = last(made, batches)
+    for data in ("train", "val"):
+        assert found[f"{data}/accuracy"] == pytest.approx(6 / 7)
+        assert torch.tensor(found[f"{data}/perplexity"]).log().item() == pytest.approx(found[f"{data}/loss"], rel=1e-5)
 
 
-def test_a_target_that_the_data_do_not_have_is_refused() -> None:
-    model = Heads().digit
-    trainer = hr.Trainer(model, hr.CrossEntropy(target="digit"), still(model), inputs="x", metrics="accuracy")
-    with pytest.raises(hr.ConfigError, match="metrics= compare with an unknown stream 'y'"):
-        trainer.validate({"x": X, "digit": DIGIT})
-
-
-def test_outputs_that_are_no_tensor_are_refused_before_the_first_update() -> None:
+def test_what_cannot_be_compared_is_refused_before_the_first_update() -> None:
     def both(outputs: Mapping[str, Tensor], target: Tensor) -> Tensor:
         return F.cross_entropy(outputs["digit"], target) + outputs["ink"].square().mean()
 
-    model = Heads()
-    trainer = hr.Trainer(model, hr.RowMean(both), torch.optim.SGD(model.parameters(), 0.1), metrics="accuracy")
+    message = r"target='y'.*mse compares output 'ink' with 'ink'.*output 'digit'.*Say target='ink' or 'digit'"
+    with pytest.raises(hr.ConfigError, match=message):
+        two_tasks()
+    with pytest.raises(hr.ConfigError, match="metrics= compare with an unknown stream 'y'"):
+        trainer(hr.CrossEntropy(target="digit"), inputs="x", metrics="accuracy").validate({"x": X, "digit": DIGIT})
+    made = trainer(hr.RowMean(both), Heads(), metrics="accuracy", optimizer=partial(torch.optim.SGD, lr=0.1))
     with pytest.raises(hr.ConfigError, match="one tensor per batch, the model returned a dict"):
-        trainer.fit((X, DIGIT), epochs=1, progress=False)
-    assert torch.equal(model.ink.weight, Heads().ink.weight)
+        fit(made, (X, DIGIT))
+    assert same(made.model, Heads())
 
 
-def test_several_objectives_feed_the_metrics_once() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
-    optimizers = {"body": still(model[0]), "head": still(model[1])}
-    losses = {"body": hr.CrossEntropy(), "head": hr.CrossEntropy(label_smoothing=0.1)}
-    trainer = hr.Trainer(model, losses, optimizers, metrics=["confusion"], batch_size=16)
-    last = trainer.fit((X, DIGIT), (X, DIGIT), epochs=1, progress=False).last
-    for family in ("train", "val"):
-        assert sum(map(sum, last[f"{family}/confusion"])) == ROWS
+# --- metrics of several outputs -------------------------------------------------------------------------------------
+
+METRICS: dict[str, Any] = {"digit": ["accuracy", "error"], "ink": ["mae"]}
 
 
-def test_of_several_objectives_metrics_look_at_the_one_that_compares_with_their_target() -> None:
-    model = Heads()
-    losses = {"ink": hr.MSE(output="ink", target="ink"), "digit": hr.CrossEntropy(output="digit", target="digit")}
-    optimizers = {"ink": still(model.ink), "digit": still(model.digit)}
-    trainer = hr.Trainer(model, losses, optimizers, inputs="x", target="digit", metrics="accuracy")
-    last = trainer.fit(DATA, DATA, epochs=1, progress=False).last
-    assert last["train/accuracy"] == last["val/accuracy"] == 1.0
+class Swapped(Heads):
+    """Heads whose outputs are called otherwise than the targets, and which do not fit."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"amount": self.ink(x), "class": 2 * self.digit(x.roll(1, dims=1))}
+
+
+def swapped(metrics: Any = METRICS, loss: Any = None, model: Any = Swapped, **options: Any) -> hr.Trainer:
+    terms = hr.MSE(output="amount", target="ink") + hr.CrossEntropy(output="class", target="digit")
+    moving = {"optimizer": partial(torch.optim.SGD, lr=0.1), "inputs": "x", "metrics": metrics}
+    return trainer(terms if loss is None else loss, model(), **moving | options)
+
+
+def truth(made: hr.Trainer) -> dict[str, Any]:
+    with torch.no_grad():
+        found = made.model(X)
+    right = (found["class"].argmax(dim=1) == DIGIT).double().mean().item()
+    mae = (found["amount"] - INK).abs().mean().item()
+    return {"digit/accuracy": right, "digit/error": 1 - right, "ink/mae": mae}
+
+
+def test_each_looks_at_its_output_by_the_name_of_the_output_or_of_the_target() -> None:
+    by_target = swapped(batch_size=ROWS)
+    by_output = swapped({"class": ["accuracy", "error"], "amount": {"mae": "mae"}}, batch_size=ROWS)
+    some = swapped({"mine": "accuracy", "ink": ["mae"]}, target="digit", batch_size=ROWS)
+    for made, names in (
+        (by_target, ["digit/accuracy", "digit/error", "ink/mae"]),
+        (by_output, ["class/accuracy", "class/error", "amount/mae"]),
+        (some, ["mine", None, "ink/mae"]),  # others go on looking at the target
+    ):
+        report = last(made)
+        for row in (made.validate(DATA), report):
+            for name, value in zip(names, truth(made).values(), strict=True):
+                assert name is None or row[f"val/{name}"] == pytest.approx(value, rel=1e-5)
+        assert all(f"train/{name}" in report for name in names if name)
+
+
+class Shows(hr.Objective):
+    """A loss of one's own, which shows all outputs, called as its targets."""
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
+        found = self.call(model, batch)
+        outputs = {"digit": found["class"], "ink": found["amount"]}
+        terms = hr.Terms(amount=hr.Term(F.cross_entropy(found["class"], batch["digit"], reduction="sum"), batch.rows))
+        terms.outputs = outputs
+        return terms
+
+
+def test_an_objective_of_ones_own_names_its_outputs_and_can_be_sent_to_workers() -> None:
+    made = swapped(loss=Shows(), batch_size=ROWS)
+    again: hr.Trainer = pickle.loads(pickle.dumps(made))
+    rows = [fit(each, DATA, DATA).rows for each in (made, again)]
+    assert rows[0] == rows[1]
+    assert "train/digit/accuracy" in rows[0][-1]
+    for name, value in truth(made).items():
+        assert rows[0][-1][f"val/{name}"] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 16 << 20])
+def test_a_run_goes_on_within_an_epoch_with_the_same_numbers(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.loss.tally.BLOCK_BYTES", block_bytes)
+    more = {"digit": ["accuracy", "auroc", "top-2"], "ink": ["mae", "r2"]}
+    how: dict[str, Any] = {"callbacks": lambda: [hr.BestModel("val/digit/accuracy")]}
+    stop_and_resume(lambda: swapped(more), [3], tmp_path, DATA, DATA, steps=11, **how)
+    fewer = fit(
+        swapped({"digit": ["accuracy"]}), DATA, DATA, steps=12, run=tmp_path / "resumed", callbacks=how["callbacks"]()
+    )
+    assert "train/ink/mae" not in fewer.rows[-1]
+
+
+def test_workers_come_to_the_numbers_of_one() -> None:
+    def train() -> dict[str, float]:
+        found = fit(swapped(), DATA, DATA).last
+        return {key: value for key, value in found.items() if "digit" in key or "ink" in key}
+
+    assert hr.launch(train, workers=2, engine="local") == pytest.approx(train(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "why"),
+    [
+        ({"digt": ["accuracy"]}, "unknown output or target 'digt'. Did you mean 'digit'"),
+        ({"digit": ["acuracy"]}, "unknown metric 'acuracy'"),
+        ({"loss": ["mae"]}, "'loss', which cannot be the name"),
+        ({3: ["mae"]}, "3, which cannot be the name"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(metrics: Any, why: str) -> None:
+    with pytest.raises(hr.ConfigError, match=why):
+        swapped(metrics)
+
+
+# --- what a step of one's own gives ---------------------------------------------------------------------------------
+
+LINE = torch.arange(10.0).unsqueeze(1)
+SQUARES = LINE, LINE**2
 
 
 class Plain(hr.Objective):
@@ -136,59 +232,41 @@ class Plain(hr.Objective):
         return {"ce": hr.Term(F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), float(batch.rows))}
 
 
-def test_training_metrics_that_cannot_be_measured_are_told_of() -> None:
-    trainer = hr.Trainer(model := Heads().digit, Plain(), still(model), metrics="accuracy")
-    with pytest.warns(UserWarning, match=r"train/accuracy: not measured.*hr\.Terms"):
-        last = trainer.fit((X, DIGIT), (X, DIGIT), epochs=1, progress=False).last
-    assert last["val/accuracy"] == 1.0
-
-
 class Named(hr.Trainer):
-    """Gives losses by name."""
+    """Gives losses by name; the one called "loss" is the whole of which the others are parts."""
 
     def evaluate_step(self, batch: hr.Batch) -> Any:
-        return {"far": F.mse_loss(self.model(batch["x"]), batch["y"])}
+        far = F.mse_loss(self.model(batch["x"]), batch["y"])
+        return {"far": far, "loss": far + 3.5, "seven": 7}
 
 
-class Shown(Named):
+class Shown(hr.Trainer):
     """Gives the outputs, too."""
 
     def evaluate_step(self, batch: hr.Batch) -> Any:
         out = self.model(batch["x"])
         return hr.Outcome({"total_loss": F.mse_loss(out, batch["y"])}, outputs=out)
 
-
-LINE = torch.arange(10.0).unsqueeze(1)
-
-
-@pytest.mark.parametrize("kind", [Named, Shown])
-def test_losses_by_name_are_means_over_rows_also_where_the_last_batch_is_short(kind: type[hr.Trainer]) -> None:
-    trainer = kind(model := nn.Linear(1, 1), hr.MSE(), still(model), batch_size=9)
-    expected = F.mse_loss(model(LINE), LINE**2).item()
-    assert trainer.validate((LINE, LINE**2))["val/loss"] == pytest.approx(expected)
+    def train_step(self, batch: hr.Batch) -> Any:
+        out = self.model(batch["x"])
+        return hr.Outcome({"far": F.mse_loss(out, batch["y"])}, out)
 
 
-def test_a_train_step_may_give_losses_by_name_and_outputs() -> None:
-    class Trains(hr.Trainer):
-        def train_step(self, batch: hr.Batch) -> Any:
-            out = self.model(batch["x"])
-            return hr.Outcome({"far": F.mse_loss(out, batch["y"])}, out)
-
+def test_losses_by_name_are_means_over_rows_also_where_the_last_batch_is_short() -> None:
     model = nn.Linear(1, 1)
-    trainer = Trains(model, hr.MSE(), still(model), batch_size=9, metrics="mse", arena=False)
-    last = trainer.fit((LINE, LINE**2), epochs=1, progress=False).last
-    expected = F.mse_loss(model(LINE), LINE**2).item()
-    assert last["train/mse"] == pytest.approx(expected)
-    assert last["train/loss"] == last["train/loss/far"] == pytest.approx(expected)
+    far = F.mse_loss(model(LINE), LINE**2).item()
+    named = trainer(hr.MSE(), model, Named, batch_size=9).validate(SQUARES)
+    assert named == pytest.approx({"val/loss": far + 3.5, "val/loss/far": far, "val/loss/seven": 7})
+    found = last(trainer(hr.MSE(), model, Shown, batch_size=9, metrics="mse", arena=False), SQUARES)
+    keys = ["train/mse", "train/loss", "train/loss/far", "val/loss", "val/mse"]
+    assert [found[key] for key in keys] == pytest.approx([far] * 5)
 
 
-def test_validation_metrics_that_cannot_be_measured_are_told_of() -> None:
-    trainer = Named(model := nn.Linear(1, 1), hr.MSE(), still(model), metrics="mse")
+def test_metrics_that_cannot_be_measured_are_told_of() -> None:
+    with pytest.warns(UserWarning, match=r"train/accuracy: not measured.*hr\.Terms"):
+        assert last(trainer(Plain(), metrics="accuracy"), (X, DIGIT))["val/accuracy"] == 1.0
     with pytest.warns(UserWarning, match=r"val/mse: not measured.*hr\.Outcome"):
-        trainer.validate((LINE, LINE**2))
-    shown = Shown(model, hr.MSE(), still(model), metrics="mse")
-    scores = shown.validate((LINE, LINE**2))
-    assert scores["val/mse"] == pytest.approx(scores["val/loss"])
+        trainer(hr.MSE(), nn.Linear(1, 1), Named, metrics="mse").validate(SQUARES)
 
 
 def test_a_metric_that_fails_is_named() -> None:
@@ -202,9 +280,8 @@ def test_a_metric_that_fails_is_named() -> None:
         def reset(self) -> None:
             pass
 
-    trainer = hr.Trainer(model := Heads().digit, hr.CrossEntropy(), still(model), metrics={"mine": Fails()})
     with pytest.raises(hr.DataError, match="metric 'mine'"):
-        trainer.validate((X, DIGIT))
+        trainer(hr.CrossEntropy(), metrics={"mine": Fails()}).validate((X, DIGIT))
 
 
 NAMED = """
@@ -219,17 +296,3 @@ trainer.fit(data, epochs=1, progress=False)
 def test_metrics_by_name_need_no_torchmetrics(tmp_path: Path) -> None:
     """Importing it takes a second, and here it cannot be imported."""
     imported_after(NAMED, tmp_path)
-
-
-def test_loss_beside_other_losses_is_the_whole_of_which_they_are_parts() -> None:
-    class Own(hr.Trainer):
-        def evaluate_step(self, batch: hr.Batch) -> Any:
-            near = F.cross_entropy(self.model(batch["x"]), batch["y"])
-            return {"near": near, "loss": near + 0.5 * 7, "far": 7}
-
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
-    found = Own(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1)).validate((x, y), batch_size=8)
-    near = F.cross_entropy(model(x), y).item()
-    assert found == pytest.approx({"val/loss": near + 3.5, "val/loss/near": near, "val/loss/far": 7})

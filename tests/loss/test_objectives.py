@@ -1,6 +1,5 @@
 """Objectives of one's own, each a real case and each compared with the same thing written by hand."""
 
-import copy
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -167,6 +166,9 @@ def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior_ad
         hr.Trainer(model, Scaled() + hr.MSE(target="age"), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
 
 
+DATA = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}
+
+
 class GAN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -216,58 +218,35 @@ def make_gan(model: nn.Module, every: Any = "3 steps", **options: Any) -> hr.Tra
 
 @pytest.mark.slow
 def test_one_of_two_optimizers_is_used_at_every_third_step_also_after_a_resume(tmp_path: Path) -> None:
-    z = torch.randn(ROWS, 3, generator=GENERATOR)
-    torch.manual_seed(6)
-    ours, raw = GAN(), GAN()
-    start = copy.deepcopy(ours.state_dict())
-    raw.load_state_dict(start)
-    trainer = make_gan(ours)
-    seen = [(info.step, *sorted(info.losses)) for info in trainer.steps({"z": z, "x": X}, epochs=3)]
-    assert [step for step, *names in seen if "generator" in names] == [3, 6, 9]
-    critic, generator = (torch.optim.Adam(part.parameters(), lr=1e-3) for part in (raw.critic, raw.generator))
-    for step, rows in enumerate(batches(3), start=1):
-        n = len(rows)
-        critic.zero_grad()
-        made = raw.generator(z[rows]).detach()
-        (F.softplus(-raw.critic(X[rows])).sum() / n + F.softplus(raw.critic(made)).sum() / n).backward()
-        critic.step()
-        if step % 3 == 0:
-            generator.zero_grad()
-            (F.softplus(-raw.critic(raw.generator(z[rows]))).sum() / n).backward()
-            generator.step()
-    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-7)
+    """That the weights are those of a loop by hand, a journey of `test_practitioners.py` shows."""
 
     def make() -> hr.Trainer:
-        model = GAN()
-        model.load_state_dict(start)
-        return make_gan(model)
+        torch.manual_seed(6)
+        return make_gan(GAN())
 
-    again = stop_and_resume(make, [1, 2, 3, 4, 8], tmp_path, {"z": z, "x": X}, every="1 step", epochs=3)
-    assert equal(again.model, ours)
+    seen = [(info.step, *info.losses) for info in make().steps(DATA, epochs=3)]
+    assert [step for step, *names in seen if "generator" in names] == [3, 6, 9]
+    stop_and_resume(make, [1, 2, 3, 4, 8], tmp_path, DATA, every="1 step", epochs=3)
     with pytest.raises(hr.CheckpointError, match=r"optimizer.generator.every: 3 in the run, 2 now"):
-        make_gan(GAN(), "2 steps").fit({"z": z, "x": X}, epochs=3, run=tmp_path / "resumed", progress=False)
+        make_gan(GAN(), "2 steps").fit(DATA, epochs=3, run=tmp_path / "resumed", progress=False)
 
 
 @pytest.mark.filterwarnings("error")
 def test_an_optimizer_that_is_not_used_yet_has_its_schedule() -> None:
-    data = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}
     trainer = make_gan(GAN())
     trainer.schedule = hr.Schedule(lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5), every="1 step")
-    trainer.fit(data, steps=4, progress=False)
+    trainer.fit(DATA, steps=4, progress=False)
     assert [o.param_groups[0]["lr"] for o in trainer.optimizers.values()] == [2.5e-4, 2.5e-4]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [hr.Synchronous, partial(hr.Periodic, "2 steps"), partial(hr.Elastic, "2 steps")])
 def test_workers_use_an_optimizer_at_the_same_steps(strategy: Any) -> None:
-    data = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}
-
     def train() -> tuple[list[Tensor], list[int]]:
         torch.manual_seed(6)
         model = GAN()
         trainer = make_gan(model, strategy=strategy())
-        steps = trainer.steps(data, epochs=3)
+        steps = trainer.steps(DATA, epochs=3)
         used = [info.step for info in steps if "generator" in info.losses]
         return [p.detach() for p in model.parameters()], used
 
@@ -279,62 +258,56 @@ def test_workers_use_an_optimizer_at_the_same_steps(strategy: Any) -> None:
             torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("every", "message"),
-    [
-        ("2 epochs", r"\['generator'\]= takes a torch optimizer, or one with the steps.*got \(a \w+, '2 epochs'\)"),
-        ("often", r"optimizer\['generator'\]= is a number and a unit"),
-        ("0 steps", r"is greater than 0"),
-    ],
-)
-def test_steps_between_uses_of_an_optimizer_that_cannot_be_are_refused(every: str, message: str) -> None:
-    with pytest.raises(hr.ConfigError, match=message):
-        make_gan(GAN(), every)
+BOTH = {"critic": Judge(), "generator": Fool()}
+EVERY: list[tuple[Any, str]] = [
+    ("2 epochs", r"\['generator'\]= takes a torch optimizer, or one with the steps.*got \(a \w+, '2 epochs'\)"),
+    ("often", r"optimizer\['generator'\]= is a number and a unit"),
+    ("0 steps", r"is greater than 0"),
+]
 
 
-def test_one_optimizer_is_used_at_each_step() -> None:
-    model = nn.Linear(8, 4)
-    optimizers = {
-        "w": (torch.optim.SGD([model.weight], lr=0.1), "2 steps"),
-        "b": (torch.optim.SGD([model.bias], lr=0.1), "3 steps"),
-    }
+def test_steps_between_uses_of_an_optimizer_that_cannot_be_are_refused() -> None:
+    for every, message in EVERY:
+        with pytest.raises(hr.ConfigError, match=message):
+            make_gan(GAN(), every)
+    optimizers = {name: (torch.optim.SGD(net(2, 2).parameters(), 0.1), "2 steps") for name in BOTH}
     with pytest.raises(hr.ConfigError, match="no optimizer= is used at each step"):
-        hr.Trainer(model, {"w": hr.CrossEntropy(), "b": hr.CrossEntropy()}, optimizers)
+        hr.Trainer(GAN(), BOTH, optimizers)
+
+
+class Gives(hr.Objective):
+    """Returns what it is told to make of a mean and of a sum."""
+
+    def __init__(self, give: Any) -> None:
+        self.give = give
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> Any:
+        each = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+        return self.give(each.mean(), each.sum())
 
 
 @pytest.mark.parametrize(
-    ("returns", "message"),
+    ("give", "message"),
     [
-        (lambda loss: loss, r"Objective.terms\(\) returns terms by name, got a Tensor. Return .*hr.Term"),
-        (lambda loss: {"ce": loss}, "got 'ce': a Tensor"),
-        (lambda loss: {"ce": hr.Term("3.0", 1.0)}, "term 'ce': sum must be a single number, got a str"),
-        (lambda loss: {"ce": hr.Term(loss.repeat(2), 1.0)}, r"term 'ce': .* got shape \[2\]"),
+        (lambda mean, _: mean, r"Gives.terms\(\) returns terms by name, got a Tensor. Return .*hr.Term"),
+        (lambda mean, _: {"ce": mean}, "got 'ce': a Tensor"),
+        (lambda mean, _: {"ce": hr.Term("3.0", 1.0)}, "term 'ce': sum must be a single number, got a str"),
+        (lambda mean, _: {"ce": hr.Term(mean.repeat(2), 1.0)}, r"term 'ce': .* got shape \[2\]"),
     ],
 )
-def test_an_objective_that_returns_no_terms_is_told_what_to_return(returns: Any, message: str) -> None:
-    class AnObjective(hr.Objective):
-        def terms(self, model: nn.Module, batch: hr.Batch) -> Any:
-            return returns(F.cross_entropy(model(batch["x"]), batch["y"]))
-
-    model = net(4, 3)
-    data = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
-    trainer = hr.Trainer(model, AnObjective(), torch.optim.SGD(model.parameters(), 0.1))
-    for attempt in (lambda: trainer.fit(data, epochs=1, progress=False), lambda: trainer.validate(data)):
+def test_an_objective_that_returns_no_terms_is_told_what_to_return(give: Any, message: str) -> None:
+    trainer = hr.Trainer(model := net(8, 4), Gives(give), torch.optim.SGD(model.parameters(), 0.1))
+    for attempt in (lambda: trainer.fit((X, Y), epochs=1, progress=False), lambda: trainer.validate((X, Y))):
         with pytest.raises(hr.ConfigError, match=message):
             attempt()
 
 
 def test_terms_that_are_scored_may_be_numbers_and_those_that_are_trained_are_tensors() -> None:
-    class Numbers(hr.Objective):
-        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
-            return {"far": hr.Term(model(batch["x"]).abs().sum().item(), batch.rows)}
-
-    torch.manual_seed(0)
-    model, x = nn.Linear(3, 1), torch.randn(8, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scores = hr.Trainer(model, hr.MSE(), optimizer, eval_loss=Numbers()).validate((x, x[:, :1]))
-    assert scores["val/loss"] == pytest.approx(model(x).abs().mean().item())
+    numbers = Gives(lambda mean, total: {"far": hr.Term(total.item(), ROWS)})
+    model, sgd = net(8, 4), partial(torch.optim.SGD, lr=0.1)
+    scores = hr.Trainer(model, hr.CrossEntropy(), sgd, batch_size=ROWS, eval_loss=numbers).validate((X, Y))
+    assert scores["val/loss"] == pytest.approx(F.cross_entropy(model(X), Y).item())
     with pytest.raises(
-        hr.ConfigError, match=r"term 'far': sum must be a single number, got a float\. Return it as a tensor"
+        hr.ConfigError, match=r"'far': sum must be a single number, got a float\. Return it as a tensor"
     ):
-        hr.Trainer(model, Numbers(), optimizer).step((x, x[:, :1]))
+        hr.Trainer(model, numbers, sgd).step((X, Y))

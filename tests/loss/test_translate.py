@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kit.stand_ins import Through
+from kit.stand_ins import through as trainer
 from torch import Tensor, nn
 
 import headrace as hr
@@ -64,12 +65,6 @@ FUNCTIONS = [
 ]
 
 
-def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    return hr.Trainer(
-        model or Through(), loss, lambda params: torch.optim.SGD(params, 0.1), device="cpu", seed=0, **options
-    )
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_standard_module_gives_its_own_value_however_it_is_cut(name: str, reduction: str) -> None:
@@ -92,15 +87,19 @@ def test_a_standard_function_gives_its_own_value_however_it_is_cut(
     assert losses["total_loss"] == pytest.approx(loss(outputs, targets).item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("loss", [case.loss for case in MODULES.values()] + [nn.KLDivLoss])
-def test_a_loss_without_a_reduction_is_refused(loss: Callable[..., nn.Module]) -> None:
-    with pytest.raises(hr.ConfigError, match=r"reduction='none'.*Use 'mean' or 'sum'"):
-        trainer(loss(reduction="none"))
+REFUSED: list[tuple[Any, str]] = [
+    *((case.loss(reduction="none"), r"reduction='none'.*Use 'mean' or 'sum'") for case in MODULES.values()),
+    (nn.KLDivLoss(reduction="none"), r"reduction='none'.*Use 'mean' or 'sum'"),
+    *(
+        (loss, rf"Pass an instance: {loss.__name__}\(\)")
+        for loss in (nn.MSELoss, nn.CrossEntropyLoss, hr.MSE, nn.KLDivLoss)
+    ),
+]
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss, nn.CrossEntropyLoss, hr.MSE, nn.KLDivLoss])
-def test_a_class_is_refused_with_the_instance_to_pass(loss: type) -> None:
-    with pytest.raises(hr.ConfigError, match=rf"Pass an instance: {loss.__name__}\(\)"):
+@pytest.mark.parametrize(("loss", "message"), REFUSED)
+def test_a_loss_without_a_reduction_and_a_class_are_refused(loss: Any, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
         trainer(loss)
 
 
@@ -136,41 +135,31 @@ UNKNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_an_unknown_function_gets_the_batch_whole(name: str) -> None:
+def test_an_unknown_function_gets_the_batch_whole_and_is_not_cut_into_microbatches(name: str) -> None:
     loss = UNKNOWN[name]
     losses = trainer(loss).step((PRICES, PAID))
     assert losses["total_loss"] == pytest.approx(loss(PRICES, PAID).item(), rel=1e-12)
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_an_unknown_function_is_not_cut_into_microbatches(name: str) -> None:
     with pytest.raises(hr.ConfigError, match=r"microbatch=.*hr\.RowMean\(fn\)"):
         trainer(UNKNOWN[name], microbatch=7)
 
 
-def trained(loss: Any, microbatch: int | None) -> tuple[float, Tensor]:
+def trained(loss: Any, microbatch: int | None) -> Tensor:
     """The loss of one update and the weights after it."""
     torch.manual_seed(0)
     model = nn.Linear(K, 3)
     training = trainer(loss, model, microbatch=microbatch)
     total = training.step((X.float(), PAID.float()))["total_loss"]
     training.release()
-    return total, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return torch.cat([torch.as_tensor([float(total)]), *(p.detach().flatten() for p in model.parameters())])
 
 
 @pytest.mark.parametrize("microbatch", [1, 7, 22, 23])
 def test_a_declared_row_mean_gives_the_update_of_the_whole_batch(microbatch: int) -> None:
-    whole, after = trained(Scaled(3.0).__call__, None)
-    loss, parts = trained(hr.RowMean(Scaled(3.0)), microbatch)
-    assert loss == pytest.approx(whole, rel=1e-6)
-    torch.testing.assert_close(parts, after, rtol=1e-6, atol=1e-6)
-
-
-def test_a_function_that_is_no_row_mean_shows_the_difference() -> None:
-    whole, after = trained(furthest, None)
-    loss, parts = trained(hr.RowMean(furthest), 7)
-    assert loss != pytest.approx(whole, rel=1e-3)
-    assert not torch.allclose(parts, after, rtol=1e-3)
+    """A function that is none shows the difference."""
+    whole, parts = trained(Scaled(3.0).__call__, None), trained(hr.RowMean(Scaled(3.0)), microbatch)
+    torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-6)
+    whole, parts = trained(furthest, None), trained(hr.RowMean(furthest), microbatch)
+    assert torch.allclose(parts, whole, rtol=1e-3) == (microbatch == N)
 
 
 def test_a_row_mean_must_be_one_number() -> None:

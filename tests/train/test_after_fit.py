@@ -27,19 +27,9 @@ class Fails(hr.Callback):
             raise KeyError("on purpose")
 
 
-def fits(trainer: hr.Trainer) -> None:
-    trainer.fit(DATA, epochs=2, progress=False)
-
-
 def fails(trainer: hr.Trainer) -> None:
     with pytest.raises(KeyError):
-        trainer.fit(DATA, epochs=2, progress=False, callbacks=[Fails()])
-
-
-def breaks(trainer: hr.Trainer) -> None:
-    for info in trainer.steps(DATA):
-        if info.step == 2:
-            break
+        small.fit(trainer, callbacks=[Fails()])
 
 
 def releases(trainer: hr.Trainer) -> None:
@@ -47,46 +37,59 @@ def releases(trainer: hr.Trainer) -> None:
     trainer.release()
 
 
-ENDS = [fits, fails, breaks, releases]
+ENDS: list[Ends] = [small.fit, fails, lambda trainer: small.drive(trainer, until=2), releases]
+OPTIMIZERS = {"Adam": {}, "SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9}, "AdamW": {}}
+PAIRS = [*zip(ENDS, OPTIMIZERS, strict=True), *zip(ENDS, reversed(OPTIMIZERS), strict=True)]
 
 
-def trained(end: Ends = fits, make: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam) -> hr.Trainer:
+def optimizer(kind: str, of: nn.Module) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = getattr(torch.optim, kind)(of.parameters(), lr=0.01, **OPTIMIZERS[kind])
+    return made
+
+
+def trained(end: Ends = small.fit, kind: str = "Adam") -> hr.Trainer:
     model = small.model(norm=True)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), make(model.parameters()), batch_size=16)
+    trainer = small.trainer(model, optimizer=optimizer(kind, model))
     end(trainer)
     return trainer
 
 
-def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model.train()
-    for _ in range(steps):
+    for _ in range(3):
         optimizer.zero_grad()
         F.cross_entropy(model(X), Y).backward()
         optimizer.step()
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_every_parameter_has_memory_of_its_own(end: Ends) -> None:
-    model = trained(end).model
-    tensors = [*model.parameters(), *model.buffers()]
+def check_memory(tensors: list[Tensor]) -> None:
+    """Each of these tensors has memory of its own, and no more than it needs."""
     assert all(t.untyped_storage().nbytes() == t.nbytes and t.storage_offset() == 0 for t in tensors)
     assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
-    assert all(type(p) is nn.Parameter and p.is_leaf and p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_the_optimizer_holds_the_parameters_and_a_state_for_each(end: Ends) -> None:
-    trainer = trained(end)
-    params = list(trainer.model.parameters())
+@pytest.mark.parametrize(("end", "kind"), PAIRS)
+def test_parameters_and_the_state_of_the_optimizer_are_torchs_ordinary_ones(end: Ends, kind: str) -> None:
+    trainer = trained(end, kind)
+    params, state = [*trainer.model.parameters()], trainer.optimizer.state
+    check_memory([*params, *trainer.model.buffers()])
+    assert all(type(p) is nn.Parameter and p.is_leaf and p.requires_grad for p in params)
     (group,) = trainer.optimizer.param_groups
     assert all(p is q for p, q in zip(group["params"], params, strict=True))
-    assert set(map(id, trainer.optimizer.state)) == set(map(id, params))
-    for param in params:
-        state = trainer.optimizer.state[param]
-        assert state["exp_avg"].shape == state["exp_avg_sq"].shape == param.shape
-        assert state["exp_avg"].untyped_storage().nbytes() == param.nbytes
-    states = [state["step"] for state in trainer.optimizer.state.values()]
-    assert len({step.data_ptr() for step in states}) == len(params)
+    assert set(map(id, state)) == set(map(id, params))
+    for name in state[params[0]]:
+        check_memory([state[param][name] for param in params])
+    saved = trainer.optimizer.state_dict()
+    assert list(saved["state"]) == saved["param_groups"][0]["params"] == list(range(len(params)))
+    for k, param in enumerate(params):
+        shapes = {v.shape for v in saved["state"][k].values() if isinstance(v, Tensor) and v.dim()}
+        assert shapes == {param.shape}
+    twin = copy.deepcopy(trainer.model)
+    fresh = optimizer(kind, twin)
+    fresh.load_state_dict(copy.deepcopy(saved))  # torch keeps the tensors that it is given
+    by_hand(trainer.model, trainer.optimizer)
+    by_hand(twin, fresh)
+    assert same(trainer.model, twin)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -100,41 +103,16 @@ def test_torch_saves_no_more_than_the_weights_and_loads_them_safely(end: Ends, t
     assert same(model, other)
 
 
-def test_safetensors_saves_the_model_and_its_state(tmp_path: Path) -> None:
-    model, other = trained().model, small.model(norm=True)
-    safetensors.torch.save_model(model, str(tmp_path / "model.safetensors"))
+def test_other_tools_take_the_model(tmp_path: Path) -> None:
+    trainer, other = trained(), small.model(norm=True)
+    safetensors.torch.save_model(trainer.model, str(tmp_path / "model.safetensors"))
     assert safetensors.torch.load_model(other, str(tmp_path / "model.safetensors")) == (set(), [])
-    assert same(model, other)
-
-
-def test_the_model_exports() -> None:
-    model = trained().model.eval()
-    rows = torch.export.Dim("rows", min=2)
-    exported = torch.export.export(model, (X,), dynamic_shapes=({0: rows},))
+    assert same(trainer.model, other)
+    expected, model = trainer.predict(X), trainer.model.eval()
+    torch.testing.assert_close(model(X).detach(), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(X).detach(), expected)
+    exported = torch.export.export(model, (X,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
     torch.testing.assert_close(exported.module()(X[:7]), model(X[:7]))
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop"])
-def test_the_state_of_the_optimizer_is_keyed_as_usual_and_loads_into_a_fresh_one(end: Ends, name: str) -> None:
-    options = {"lr": 0.01, "momentum": 0.9} if name in ("SGD", "RMSprop") else {"lr": 0.01}
-
-    def make(params: Any) -> torch.optim.Optimizer:
-        return getattr(torch.optim, name)(params, **options)
-
-    trainer = trained(end, make)
-    saved = trainer.optimizer.state_dict()
-    params = list(trainer.model.parameters())
-    assert list(saved["state"]) == saved["param_groups"][0]["params"] == list(range(len(params)))
-    for k, param in enumerate(params):
-        shapes = {v.shape for v in saved["state"][k].values() if isinstance(v, Tensor) and v.dim()}
-        assert shapes == {param.shape}
-    twin = copy.deepcopy(trainer.model)
-    fresh = make(twin.parameters())
-    fresh.load_state_dict(copy.deepcopy(saved))  # torch keeps the tensors that it is given
-    by_hand(trainer.model, trainer.optimizer)
-    by_hand(twin, fresh)
-    assert same(trainer.model, twin)
 
 
 def test_training_goes_on_after_the_owner_has_trained_loaded_or_converted() -> None:
@@ -144,25 +122,15 @@ def test_training_goes_on_after_the_owner_has_trained_loaded_or_converted() -> N
     trainer.model.load_state_dict(small.model(norm=True).state_dict(), assign=True)
     trainer.optimizer.param_groups[0]["params"] = list(trainer.model.parameters())
     before = copy.deepcopy(trainer.model)
-    trainer.fit(DATA, epochs=1, progress=False)
+    small.fit(trainer, epochs=1)
     assert not same(trainer.model, before)
-    test_every_parameter_has_memory_of_its_own(lambda t: t.fit(DATA, epochs=1, progress=False))
-
-
-def test_predictions_are_those_of_the_model_on_its_own() -> None:
-    trainer = trained()
-    expected = trainer.predict(X)
-    torch.testing.assert_close(trainer.model.eval()(X).detach(), expected)
-    torch.testing.assert_close(pickle.loads(pickle.dumps(trainer.model))(X).detach(), expected)
 
 
 def test_a_second_training_on_columns_in_another_order_is_not_taken_for_the_same_in_silence() -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(torch.randn(40, 2).numpy(), columns=["a", "b"])
-    model = nn.Linear(2, 2)
-    made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=10)
-    y = torch.arange(40).numpy() % 2
+    frame = pandas.DataFrame(X[:, :2].numpy(), columns=["a", "b"])
+    made = small.trainer(nn.Linear(2, 3))
     for _ in range(2):
-        made.fit((frame, y), epochs=1, progress=False)
+        small.fit(made, (frame, Y.numpy()), epochs=1)
     with pytest.warns(UserWarning, match="'x' is made of the columns b, a, and the model was trained on them in the o"):
-        made.fit((frame[["b", "a"]], y), epochs=1, progress=False)
+        small.fit(made, (frame[["b", "a"]], Y.numpy()), epochs=1)

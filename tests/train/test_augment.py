@@ -7,86 +7,65 @@ from typing import Any
 
 import pytest
 import torch
+from kit.small import data, fit, same, stop_and_resume, trainer
 
 import headrace as hr
 
-ROWS = 40
-X = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0))
-Y = X.sum(1, keepdim=True)
+X, Y = DATA = data(40)
 
 
 def noisy(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
-    return {**fields, "x": fields["x"] + 0.5 * draws.normal(3)}
-
-
-def trainer(**options: Any) -> hr.Trainer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.05), batch_size=8, **options)
-
-
-def weights(made: hr.Trainer) -> torch.Tensor:
-    return made.model.weight.detach().clone()  # type: ignore[operator]
-
-
-def test_the_training_data_are_augmented_and_no_others() -> None:
-    mapped, plain, made = trainer(), trainer(), trainer(augment=noisy)
-    mapped.fit(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), augment=noisy), epochs=3, progress=False)
-    plain.fit((X, Y), epochs=3, progress=False)
-    history = made.fit((X, Y), val=(X, Y), epochs=3, progress=False)
-    assert torch.equal(weights(made), weights(mapped))
-    assert not torch.equal(weights(made), weights(plain))
-    assert history.last["val/loss"] in made.validate((X, Y)).values()
-
-
-def test_a_run_is_resumed_exactly_and_with_the_same_function(tmp_path: Path) -> None:
-    whole = trainer(augment=noisy)
-    whole.fit((X, Y), epochs=3, progress=False)
-    for steps in (7, None):
-        again = trainer(augment=noisy)
-        again.fit((X, Y), epochs=3, steps=steps, progress=False, run=tmp_path / "run")
-    assert torch.equal(weights(again), weights(whole))
-    with pytest.raises(hr.CheckpointError, match="augment"):
-        trainer().fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
-
-
-def test_files_that_are_given_later_are_read_without_it(tmp_path: Path) -> None:
-    columns = {f"c{k}": X[:, k] for k in range(3)} | {"y": Y[:, 0]}
-    hr.write_table(hr.ArrayTable(columns), tmp_path / "t.parquet")
-    made = trainer(augment=noisy)
-    table = hr.open_table(tmp_path / "t.parquet", columns={"x": ["c0", "c1", "c2"], "y": ["y"]})
-    made.fit(table, val=tmp_path / "t.parquet", epochs=1, progress=False)
-    assert torch.equal(made.predict(tmp_path / "t.parquet"), made.predict(X))
+    return {**fields, "x": fields["x"] + 0.5 * draws.normal(6)}
 
 
 def mixed_up(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
     """MixUp: every row is mixed with another, and so are their classes."""
     share, other = draws.uniform(1, low=0.0, high=0.5), torch.arange(len(draws)).flip(0)
-    y = torch.nn.functional.one_hot(fields["y"], 2).float()
+    y = torch.nn.functional.one_hot(fields["y"], 3).float()
     return {name: each + share * (each[other] - each) for name, each in (("x", fields["x"]), ("y", y))}
 
 
-def test_mixed_classes_in_training_and_plain_ones_in_validation(tmp_path: Path) -> None:
-    data = {"x": X, "y": (Y[:, 0] > 0).long()}
+def test_the_training_data_are_augmented_and_no_others() -> None:
+    mapped, plain, made = trainer(), trainer(), trainer(augment=noisy)
+    fit(mapped, hr.Reader(hr.ArrayTable({"x": X, "y": Y}), augment=noisy))
+    fit(plain, DATA)
+    history = fit(made, DATA, DATA)
+    assert same(made, mapped)
+    assert not same(made, plain)
+    assert history.last["val/loss"] in made.validate(DATA).values()
 
-    def made() -> hr.Trainer:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        return hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics="accuracy", augment=mixed_up)
 
-    whole, resumed = made(), made()
-    history = whole.fit(data, val=data, epochs=3, progress=False)
-    expected = torch.nn.functional.cross_entropy(whole.model(X), data["y"]).item()
-    assert history.last["val/loss"] == pytest.approx(expected, rel=1e-5)
-    made().fit(data, val=data, epochs=3, steps=7, run=tmp_path / "run", progress=False)
-    resumed.fit(data, val=data, epochs=3, run=tmp_path / "run", progress=False)
-    assert torch.equal(weights(resumed), weights(whole))
+@pytest.mark.parametrize("augment", [noisy, mixed_up])
+def test_a_run_is_resumed_exactly_and_with_the_same_function(augment: Any, tmp_path: Path) -> None:
+    """Also where classes are mixed in the training, and plain ones are validated."""
+    make = partial(trainer, metrics="accuracy", augment=augment)
+    made = stop_and_resume(make, [4], tmp_path, DATA, DATA)
+    expected = torch.nn.functional.cross_entropy(made.model(X), Y).item()
+    assert made.history.last["val/loss"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(hr.CheckpointError, match=rf"augment: .*{augment.__name__}' in the run, None now"):
+        fit(trainer(), DATA, epochs=4, run=tmp_path / "resumed")
+
+
+def test_a_run_remembers_the_function_that_was_set_last(tmp_path: Path) -> None:
+    made = trainer()
+    made.augment = noisy
+    fit(made, DATA, epochs=1, run=tmp_path / "run")
+    with pytest.raises(hr.CheckpointError, match=r"augment: .*noisy' in the run, None now"):
+        fit(trainer(), DATA, run=tmp_path / "run")
+    fit(trainer(augment=noisy), DATA, run=tmp_path / "run")
+
+
+def test_files_that_are_given_later_are_read_without_it(tmp_path: Path) -> None:
+    hr.write_table(hr.ArrayTable({f"c{k}": X[:, k] for k in range(6)} | {"y": Y}), tmp_path / "t.parquet")
+    made = trainer(augment=noisy)
+    table = hr.open_table(tmp_path / "t.parquet", columns={"x": [f"c{k}" for k in range(6)], "y": "y"})
+    fit(made, table, tmp_path / "t.parquet", epochs=1)
+    assert torch.equal(made.predict(tmp_path / "t.parquet"), made.predict(X))
 
 
 def test_a_source_that_gives_batches_is_refused() -> None:
     with pytest.raises(hr.ConfigError, match="augment= changes rows that the trainer reads by number"):
-        trainer(augment=noisy).fit([(X, Y)], epochs=1, progress=False)
+        fit(trainer(augment=noisy), [DATA])
 
 
 @pytest.mark.parametrize(
@@ -99,14 +78,5 @@ def test_a_finder_trains_with_rows_that_are_changed_once(find: Callable[..., Any
         calls.append(float(fields["x"].abs().max()))
         return {**fields, "x": fields["x"] + 100}
 
-    find(trainer(augment=change), (X, Y))
+    find(trainer(augment=change), DATA)
     assert 0 < max(calls) < 50
-
-
-def test_a_run_remembers_the_function_that_was_set_last(tmp_path: Path) -> None:
-    made = trainer()
-    made.augment = noisy
-    made.fit((X, Y), epochs=1, progress=False, run=tmp_path / "run")
-    with pytest.raises(hr.CheckpointError, match=r"augment: .*noisy' in the run, None now"):
-        trainer().fit((X, Y), epochs=2, progress=False, run=tmp_path / "run")
-    trainer(augment=noisy).fit((X, Y), epochs=2, progress=False, run=tmp_path / "run")

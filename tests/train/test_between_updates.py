@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.small import data, drive, fit, model, trainer
 from torch import Tensor, nn
 
 import headrace as hr
 
-X = torch.randn(320, 4, generator=torch.Generator().manual_seed(0))
-Y = (X[:, 0] > 0).long()
+X, Y = DATA = data(320)
 
 
 class Asking(nn.Module):
@@ -19,8 +19,7 @@ class Asking(nn.Module):
 
     def __init__(self, at: int) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.inner, self.at, self.calls = nn.Linear(4, 2), at, 0
+        self.inner, self.at, self.calls = model(), at, 0
         self.ask: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,41 +31,26 @@ class Asking(nn.Module):
         return found
 
 
-def made(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2) if model is None else model
-    return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=16, **options)
-
-
-def train(trainer: hr.Trainer, how: str, **options: Any) -> list[dict[str, Any]]:
-    if how == "fit":
-        trainer.fit((X, Y), epochs=1, progress=False, **options)
-    else:
-        for _ in trainer.steps((X, Y), epochs=1, **options):
-            pass
-    return trainer.history.rows
-
-
-def asked(what: str, how: str) -> list[dict[str, Any]]:
-    model = Asking(at=7)
-    trainer = made(model, macrobatch=320)
-    asks = {
-        "stop": lambda: trainer.info.stop("enough"),  # type: ignore[union-attr]
-        "log": lambda: trainer.info.log({"seen": 7}),  # type: ignore[union-attr]
-        "rate": lambda: trainer.info.set_rate(0.001),  # type: ignore[union-attr]
-        "freeze": lambda: trainer.info.freeze("inner.bias"),  # type: ignore[union-attr]
-    }
-    model.ask = asks[what]
-    return train(trainer, how)
-
-
 @pytest.mark.parametrize("what", ["stop", "log", "rate", "freeze"])
 def test_what_a_model_asks_for_within_an_update_is_done_after_it(what: str) -> None:
-    assert asked(what, "fit") == asked(what, "steps") != []
+    rows = []
+    for train in (fit, drive):
+        asking = Asking(at=7)
+        made = trainer(asking, macrobatch=320)
+        asks = {
+            "stop": lambda info: info.stop("enough"),
+            "log": lambda info: info.log({"seen": 7}),
+            "rate": lambda info: info.set_rate(0.001),
+            "freeze": lambda info: info.freeze("inner.0.bias"),
+        }
+        asking.ask = lambda made=made, ask=asks[what]: ask(made.info)
+        train(made, DATA, epochs=1)
+        rows.append(made.history.rows)
+    assert rows[0] == rows[1] != []
 
 
 def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_update(tmp_path: Path) -> None:
-    made().fit((X, Y), steps=5, progress=False, run=hr.Run(tmp_path / "run", every="5 steps"))
+    fit(trainer(), DATA, steps=5, run=tmp_path / "run", every="5 steps")
     calls: list[int] = []
 
     class Replaces(hr.Callback):
@@ -76,29 +60,26 @@ def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_up
             original = info.trainer.train_step
             info.trainer.train_step = lambda batch: [calls.append(info.step), original(batch)][1]
 
-    made().fit((X, Y), steps=9, progress=False, run=tmp_path / "run", callbacks=[Replaces()])
+    fit(trainer(), DATA, steps=9, run=tmp_path / "run", callbacks=[Replaces()])
     assert calls == [5, 6, 7, 8]
 
 
-def test_steps_that_are_replaced_in_trainer_itself_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_class", [True, False])
+def test_steps_that_are_replaced_in_trainer_or_on_a_trainer_are_used(
+    of_class: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
-    train_step, evaluate_step = hr.Trainer.train_step, hr.Trainer.evaluate_step
-    monkeypatch.setattr(
-        hr.Trainer, "train_step", lambda self, batch: [calls.append("train"), train_step(self, batch)][1]
-    )
-    monkeypatch.setattr(
-        hr.Trainer, "evaluate_step", lambda self, batch: [calls.append("evaluate"), evaluate_step(self, batch)][1]
-    )
-    made().fit((X, Y), (X[:32], Y[:32]), epochs=1, progress=False)
-    assert calls == ["train"] * 20 + ["evaluate"] * 2
+    made = trainer()
+    for name in ("train_step", "evaluate_step"):
+        original = getattr(hr.Trainer if of_class else made, name)
 
+        def step(*given: Any, original: Any = original, name: str = name) -> Any:
+            calls.append(name)
+            return original(*given)
 
-def test_an_evaluate_step_that_is_replaced_on_a_trainer_is_used() -> None:
-    trainer, calls = made(), list[int]()
-    original = trainer.evaluate_step
-    trainer.evaluate_step = lambda batch: [calls.append(batch.rows), original(batch)][1]  # type: ignore[assignment]
-    trainer.validate((X[:40], Y[:40]))
-    assert calls == [16, 16, 8]
+        monkeypatch.setattr(hr.Trainer if of_class else made, name, step)
+    fit(made, DATA, (X[:32], Y[:32]), epochs=1)
+    assert calls == ["train_step"] * 20 + ["evaluate_step"] * 2
 
 
 class ByOutputs(hr.Objective):
@@ -119,19 +100,14 @@ class Twice(hr.Trainer):
 
 
 def twice() -> list[Any]:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2).double()
-    trainer = Twice(model, ByOutputs(), torch.optim.SGD(model.parameters(), 0.5), batch_size=16, inputs="x")
-    trainer.fit((X.double(), Y), epochs=1, progress=False)
-    return [*trainer.history["train/loss"], *model.weight.flatten().tolist()]
+    made = trainer(model().double(), Twice, loss=ByOutputs(), inputs="x")
+    fit(made, (X.double(), Y), epochs=1)
+    return [*made.history["train/loss"], *torch.cat([p.flatten() for p in made.model.parameters()]).tolist()]
 
 
 def test_workers_divide_a_second_update_of_a_batch_by_its_weights() -> None:
     one, shared = hr.launch(twice), hr.launch(twice, workers=2)
     assert shared == pytest.approx(one, rel=1e-9)
-
-
-# --- names -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["updates", "workers", "use", "all_modules", "batch_sizes", "resume_settings"])

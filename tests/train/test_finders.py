@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.trainees import Noise, Rows
+from kit.small import same, state
+from kit.small import trainer as small_trainer
+from kit.trainees import Noise, Rows, seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
-from headrace.store import rng
-from headrace.store.codec import encode
 
-CPU = torch.device("cpu")
 Finder = Callable[[hr.Trainer, Any], Any]
 LR: Finder = partial(hr.Trainer.find_lr, steps=24)
 SIZE: Finder = partial(hr.Trainer.find_batch_size, seconds=0.001)
@@ -45,33 +44,31 @@ class Net(nn.Module):
         return self.layers(x) + 0.01 * torch.randn((), generator=self.own)
 
 
-def trainer(**options: Any) -> hr.Trainer:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+def trainer(kind: type[hr.Trainer] = hr.Trainer, **options: Any) -> hr.Trainer:
+    seed()
     net = Net()
     groups = [{"params": list(net.layers[1].parameters())}, {"params": list(net.layers[2:].parameters()), "lr": 0.05}]
     given = {"batch_size": 4, "clip_norm": 1.0, "schedule": hr.Cosine(0.1), "metrics": "accuracy"}
-    return hr.Trainer(net, hr.CrossEntropy(), torch.optim.AdamW(groups, lr=0.01), **{**given, **options})
+    return small_trainer(net, kind, **{"optimizer": torch.optim.AdamW(groups, lr=0.01), **given, **options})
 
 
-def everything(trainer: hr.Trainer, source: hr.Source | None = None) -> str:
-    """All of it as text, bit for bit."""
-    tensors: dict[str, Tensor] = {}
-    net, optimizer = trainer.model, trainer.optimizer
-    held = {
-        "model": net.state_dict(),
-        "beside": [net.seen, net.calls, net.sizes, net.own.get_state()],
-        "modes": [module.training for module in net.modules()],
-        "gradients": [p.grad for p in net.parameters()],
-        "optimizer": optimizer.state_dict(),
-        "rng": rng.capture(CPU),
-        "history": [id(trainer.history), *trainer.history.rows],
-        "settings": [trainer.batch_size, id(trainer.schedule), trainer.metrics.names, trainer.updates.count],
-        "source": None if source is None else source.state_dict(),
-    }
-    plain = encode(held, tensors, "everything")
-    return repr(plain) + "".join(f"{name}{tensor.numpy().tobytes()!r}" for name, tensor in tensors.items())
+def simple(model: nn.Module, **options: Any) -> hr.Trainer:
+    return small_trainer(model, **{"optimizer": partial(torch.optim.SGD, lr=0.1), "batch_size": 4, **options})
+
+
+def everything(trainer: hr.Trainer, source: hr.Source | None = None) -> Any:
+    net = trainer.model
+    return state(
+        [
+            *(trainer, net.seen, net.calls, net.sizes, net.own.get_state()),
+            [module.training for module in net.modules()],
+            [p.grad for p in net.parameters()],
+            [random.getstate(), list(np.random.get_state()), torch.get_rng_state()],
+            [id(trainer.history), *trainer.history.rows],
+            [trainer.batch_size, id(trainer.schedule), trainer.metrics.names, trainer.updates.count],
+            None if source is None else source.state_dict(),
+        ]
+    )
 
 
 def used() -> tuple[hr.Trainer, hr.Reader]:
@@ -86,53 +83,47 @@ def used() -> tuple[hr.Trainer, hr.Reader]:
 
 
 @FINDERS
-def test_everything_is_as_it_was(find: Finder) -> None:
+@pytest.mark.parametrize("how", ["well", "error", "Ctrl-C"])
+def test_everything_is_as_it_was_however_it_ends(find: Finder, how: str) -> None:
     subject, reader = used()
-    before = everything(subject, reader)
-    find(subject, reader)
-    assert everything(subject, reader) == before
-    subject.fit(Rows(), epochs=1, progress=False)
-    assert everything(subject, reader) != before, "this test can tell"
-
-
-@FINDERS
-@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
-def test_everything_is_as_it_was_when_it_fails_in_the_middle(find: Finder, how: str) -> None:
-    subject, reader = used()
-    net = subject.model
+    net, errors = subject.model, {"error": RuntimeError, "Ctrl-C": KeyboardInterrupt}
 
     def fail(net: Net) -> None:
-        if net.calls == fatal:
-            if how == "error":
-                raise RuntimeError("it broke")
+        if net.calls == fatal and how == "error":
+            raise RuntimeError("it broke")
+        if net.calls == fatal and how == "Ctrl-C":
             os.kill(os.getpid(), signal.SIGINT)
 
     fatal, net.fail = net.calls + 9, fail
     before = everything(subject, reader)
-    with pytest.raises(RuntimeError if how == "error" else KeyboardInterrupt):
+    if how == "well":
         find(subject, reader)
-    assert everything(subject, reader) == before
+    else:
+        with pytest.raises(errors[how]):
+            find(subject, reader)
+    assert same(everything(subject, reader), before)
+    how = "well"
+    subject.fit(Rows(), epochs=1, progress=False)
+    assert not same(everything(subject, reader), before), "this test can tell"
 
 
 def test_a_loader_reads_afterwards_what_it_would_have_read() -> None:
     def batches(find: bool) -> list[Tensor]:
+        torch.manual_seed(0)
         data = TensorDataset(torch.randn(40, 5), torch.arange(40) % 2)
         loader = DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(1))
         if find:
             LR(trainer(batch_size=None), loader)
         return [y for _, y in loader]
 
-    torch.manual_seed(0)
-    wanted = batches(find=False)
-    torch.manual_seed(0)
-    assert all(map(torch.equal, batches(find=True), wanted))
+    assert same(batches(find=True), batches(find=False))
 
 
 class Ends(hr.Source):
     """A stream that nobody can go back in."""
 
     streams = (hr.Stream("x", (5,)), hr.Stream("y", (), "int64"))
-    given = 0
+    given, endless = 0, True
 
     def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch:
         self.given += size
@@ -142,21 +133,9 @@ class Ends(hr.Source):
 @FINDERS
 def test_a_source_without_state_is_told_of(find: Finder) -> None:
     source = Ends()
-    source.endless = True
     with pytest.warns(UserWarning, match="Ends has no state_dict: what is read now is not read again"):
         partial(find, **({"largest": 8} if find is SIZE else {}))(trainer(), source)
     assert source.given > 0
-
-
-@FINDERS
-def test_one_of_several_workers_is_told_to_do_it_alone(find: Finder) -> None:
-    def main() -> str:
-        with pytest.raises(hr.ConfigError) as refused:
-            find(trainer(), Rows())
-        return str(refused.value)
-
-    said = hr.launch(main, workers=2)
-    assert "run in one process, and there are 2" in (said if isinstance(said, str) else said[0])
 
 
 class Averaging(torch.optim.SGD):
@@ -179,35 +158,13 @@ def test_a_copy_has_the_optimizers_state_and_parts_and_the_hooks_of_parameters(f
     model[0].weight.register_hook(lambda gradient: hooked.append(1))
     optimizer = Averaging(model.parameters(), lr=0.1)
     steps = hr.Schedule(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))
-    subject = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, schedule=steps)
+    subject = simple(model, optimizer=optimizer, schedule=steps)
     subject.fit(Rows(), epochs=1, progress=False)  # torch's schedulers wrap the optimizer's step
-    before = [p.detach().clone() for p in [*model.parameters(), *optimizer.slow.values()]]
-    momenta = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
+    before = state([subject, *optimizer.slow.values()])
     hooked.clear()
     find(subject, Rows())
     assert hooked
-    assert all(map(torch.equal, before, [*model.parameters(), *optimizer.slow.values()]))
-    assert all(map(torch.equal, momenta, [state["momentum_buffer"] for state in optimizer.state.values()]))
-
-
-@FINDERS
-def test_a_loss_that_refers_to_the_model_is_refused(find: Finder) -> None:
-    model = nn.Linear(5, 2)
-
-    def penalised(outputs: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, y) + 1e-3 * model.weight.square().sum()
-
-    subject = hr.Trainer(model, penalised, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-    with pytest.raises(hr.ConfigError, match=r"used the model itself, by its name"):
-        find(subject, Rows())
-
-
-@FINDERS
-def test_a_model_that_cannot_be_copied_is_refused_in_a_sentence(find: Finder) -> None:
-    subject = trainer()
-    subject.model.lock = threading.Lock()
-    with pytest.raises(hr.ConfigError, match=r"train a copy .* cannot be copied: TypeError: cannot pickle '_thread"):
-        find(subject, Rows())
+    assert same([state(subject), *optimizer.slow.values()], before)
 
 
 @FINDERS
@@ -223,13 +180,35 @@ def test_several_optimizers_and_what_a_subclass_keeps_are_copied_together(find: 
     optimizers["b"] = optimizers["b"], "2 steps"
     subject = Own(model, {key: hr.CrossEntropy(output=key) for key in "ab"}, optimizers, batch_size=4)
     subject.head, subject.calls = model["b"], list[bool]()
-    before = [p.detach().clone() for p in model.parameters()]
+    before = state(model)
     find(subject, Rows())
     assert subject.calls == []
-    assert all(map(torch.equal, before, model.parameters()))
+    assert same(model, before)
     subject.fit(Rows(), epochs=1, progress=False)
     assert subject.calls
     assert all(subject.calls)
+
+
+@FINDERS
+def test_what_cannot_be_copied_is_refused(find: Finder) -> None:
+    model = nn.Linear(5, 2)
+
+    def penalised(outputs: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y) + 1e-3 * model.weight.square().sum()
+
+    with pytest.raises(hr.ConfigError, match=r"used the model itself, by its name"):
+        find(simple(model, loss=penalised), Rows())
+    subject = trainer()
+    subject.model.lock = threading.Lock()
+    with pytest.raises(hr.ConfigError, match=r"train a copy .* cannot be copied: TypeError: cannot pickle '_thread"):
+        find(subject, Rows())
+
+    def on_worker() -> str:
+        with pytest.raises(hr.ConfigError) as refused:
+            find(trainer(), Rows())
+        return str(refused.value)
+
+    assert "run in one process, and there are 2" in hr.launch(on_worker, workers=2)
 
 
 # --- the rate ----------------------------------------------------------------------------------------------
@@ -240,8 +219,7 @@ def quadratic(*, curvature: float = 1.0, **options: Any) -> tuple[hr.Trainer, tu
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 3.0)
     x = torch.full((64, 1), (curvature / 2) ** 0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return hr.Trainer(model, hr.MSE(), optimizer, batch_size=64, **options), (x, torch.zeros(64, 1))
+    return simple(model, loss=hr.MSE(), **{"batch_size": 64, **options}), (x, torch.zeros(64, 1))
 
 
 @pytest.mark.parametrize("curvature", [0.1, 1.0, 100.0])
@@ -256,15 +234,14 @@ def test_the_suggestion_is_where_plain_descent_still_comes_down(curvature: float
 
 
 def test_groups_keep_their_ratios() -> None:
-    subject, seen = trainer(), []
+    seen = []
 
     class Watching(hr.Trainer):
         def train_step(self, batch: hr.Batch) -> hr.Outcome:
             seen.append([float(group["lr"]) for group in self.optimizer.param_groups])
             return super().train_step(batch)
 
-    watching = Watching(subject.model, hr.CrossEntropy(), subject.optimizer, batch_size=4)
-    found = watching.find_lr(Rows(), lowest=1e-6, highest=1e-3, steps=13)
+    found = trainer(Watching, clip_norm=None).find_lr(Rows(), lowest=1e-6, highest=1e-3, steps=13)
     assert [first for first, _ in seen] == pytest.approx(found.rates)
     assert found.rates == pytest.approx(np.geomspace(1e-6, 1e-3, 13))
     assert all(second == pytest.approx(5 * first) for first, second in seen)
@@ -273,9 +250,8 @@ def test_groups_keep_their_ratios() -> None:
 def test_a_loss_that_does_not_fall_suggests_nothing() -> None:
     model = nn.Linear(5, 2)
     nn.init.zeros_(model.weight)
-    subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=16)
-    x, y = torch.randn(64, 5), torch.randint(0, 2, (64,))
-    found = subject.find_lr((x, y), lowest=1e-12, highest=1e-9)
+    data = torch.randn(64, 5), torch.randint(0, 2, (64,))
+    found = simple(model, batch_size=16).find_lr(data, lowest=1e-12, highest=1e-9)
     assert found.suggestion is None
     assert "does not fall" in found.how
 
@@ -283,10 +259,10 @@ def test_a_loss_that_does_not_fall_suggests_nothing() -> None:
 @pytest.mark.parametrize("options", [{}, {"nonfinite": "skip"}], ids=["stop", "skip"])
 def test_a_loss_that_is_not_finite_from_the_start_is_an_error(options: dict[str, Any]) -> None:
     subject, (x, y) = quadratic(**options)
-    before = subject.model.weight.clone()
+    before = state(subject)
     with pytest.raises(hr.NonFiniteError, match=r"not finite after 0 updates, at a rate of 1e-07.*scan=True"):
         subject.find_lr((x * torch.nan, y))
-    assert torch.equal(subject.model.weight, before)
+    assert same(subject, before)
     assert subject.skipped == 0
 
 
@@ -313,74 +289,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Hungry(nn.Module):
-    """Runs out of memory, as it says, with more rows than fit; as long as they do, a call takes as long with many."""
+class Timed(nn.Module):
+    """Takes time for each call and each row, and runs out of memory, as it says, with more rows than fit."""
 
-    def __init__(self, clock: Clock, fits: int) -> None:
+    def __init__(self, clock: Clock, fits: int = 10**6, call_s: float = 0.003, row_s: float = 0.0) -> None:
         super().__init__()
-        self.layer, self.clock, self.fits = nn.Linear(5, 2), clock, fits
+        self.layer, self.clock, self.fits, self.call_s, self.row_s = nn.Linear(5, 2), clock, fits, call_s, row_s
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > self.fits:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
-        self.clock.now += 0.003
+        self.clock.now += self.call_s + len(x) * self.row_s
         return self.layer(x)
 
 
-def hungry(clock: Clock, fits: int, **options: Any) -> hr.Trainer:
-    model = Hungry(clock, fits)
-    return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), **options)
+def sizes(model: nn.Module, rows: int, **options: Any) -> tuple[list[int], str, int]:
+    """Which sizes are tried, why no more are, and the suggestion."""
+    found = simple(model).find_batch_size(Rows(rows), **{"seconds": 0.001, **options})
+    return [*found.speeds], found.how, found.suggestion
 
 
 @pytest.mark.parametrize("microbatch", [None, "auto"])
 def test_it_ends_where_memory_runs_out(microbatch: Any, clock: Clock) -> None:
-    subject = hungry(clock, 50, microbatch=microbatch)
+    subject = simple(Timed(clock, 50), microbatch=microbatch)
     found = subject.find_batch_size(Rows(400), seconds=0.001, smallest=4)
-    assert [*found.speeds] == [4, 8, 16, 32]
-    assert found.how == "memory ran out with 64 rows"
+    assert ([*found.speeds], found.how) == ([4, 8, 16, 32], "memory ran out with 64 rows")
     assert found.suggestion == 32, "with twice the rows it is twice as fast"
     assert (subject.updates.adapts, subject.updates.microbatch) == (microbatch == "auto", None)
-
-
-def test_a_smallest_size_that_does_not_fit_is_an_error(clock: Clock) -> None:
     with pytest.raises(hr.OutOfMemoryError, match="does not hold 8 rows"):
-        hungry(clock, 5).find_batch_size(Rows(400))
+        sizes(Timed(clock, 5), 400)
 
 
-def test_it_ends_with_the_data_and_with_what_is_asked_for(clock: Clock) -> None:
-    whole = hungry(clock, 10**6).find_batch_size(Rows(70), seconds=0.001, smallest=16)
-    asked = hungry(clock, 10**6).find_batch_size(Rows(400), seconds=0.001, smallest=4, largest=15)
-    assert [*whole.speeds] == [16, 32, 64]
-    assert whole.how == "there are 70 rows"
-    assert [*asked.speeds] == [4, 8]
-    assert asked.how == "15 rows are the most that was asked for"
-
-
-class Slow(nn.Module):
-    """As fast per row with few rows as with many."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.layer, self.clock = nn.Linear(5, 2), clock
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.clock.now += len(x) * 2e-4
-        return self.layer(x)
-
-
-def test_it_ends_when_more_rows_are_no_faster(clock: Clock) -> None:
-    model = Slow(clock)
-    subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
-    found = subject.find_batch_size(Rows(4000), seconds=0.02, smallest=16)
-    assert found.how == "two sizes in a row were no faster"
-    assert [*found.speeds] == [16, 32, 64]
-    assert [*found.speeds.values()] == pytest.approx([5000, 5000, 5000])
-    assert found.suggestion == 16
+def test_it_ends_with_the_data_with_what_is_asked_for_and_when_more_rows_are_no_faster(clock: Clock) -> None:
+    assert sizes(Timed(clock), 70, smallest=16) == ([16, 32, 64], "there are 70 rows", 64)
+    asked = sizes(Timed(clock), 400, smallest=4, largest=15)
+    assert asked == ([4, 8], "15 rows are the most that was asked for", 8)
+    slow = Timed(clock, call_s=0.0, row_s=2e-4)
+    found = simple(slow).find_batch_size(Rows(4000), seconds=0.02, smallest=16)
+    assert (found.how, found.suggestion) == ("two sizes in a row were no faster", 16)
+    assert found.speeds == pytest.approx({16: 5000, 32: 5000, 64: 5000})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that takes all memory")
 def test_it_ends_before_the_memory_of_the_host_does(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {"SC_PHYS_PAGES": 1024, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr("headrace.train.find.os.sysconf", pages.__getitem__)
-    found = hungry(clock, 10**6).find_batch_size(Rows(400), seconds=0.001)
-    assert (found.how, [*found.speeds]) == ("half of the memory is taken", [8])
+    assert sizes(Timed(clock), 400) == ([8], "half of the memory is taken", 8)

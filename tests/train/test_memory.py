@@ -79,19 +79,25 @@ class Hungry(nn.Module):
         raise self.error()
 
 
-def make(model: nn.Module, **options: Any) -> hr.Trainer:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    options = {"batch_size": BATCH, "device": "cpu"} | options
-    trainer = hr.Trainer(model, options.pop("loss", hr.CrossEntropy()), optimizer, **options)
-    if isinstance(model, Hungry) and model.place == "optimizer":
-        plain, calls = optimizer.step, []
+def never(error: str = "of torch", **options: Any) -> hr.Trainer:
+    return make(Hungry(error, "never", **options))
 
-        def step(*arguments: Any, **keywords: Any) -> Any:
-            calls.append(1)
-            if len(calls) == model.first:
-                raise model.error()
-            return plain(*arguments, **keywords)
 
+def make(model: Hungry, half: bool = False, **options: Any) -> hr.Trainer:
+    """A trainer, whose optimizer runs out of memory in a step if the model says so; then `half` an update is made."""
+    trainer = small.trainer(model, **{"optimizer": small.adam, "batch_size": BATCH, **options})
+    optimizer, calls = trainer.optimizer, list[int]()
+    plain = optimizer.step
+
+    def step(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(1)
+        if len(calls) == model.first:
+            if half:
+                optimizer.param_groups[0]["params"][0].data.mul_(0.5)
+            raise model.error()
+        return plain(*arguments, **keywords)
+
+    if model.place == "optimizer":
         optimizer.step = step  # type: ignore[method-assign]
     return trainer
 
@@ -114,8 +120,18 @@ def told(match: str, wanted: bool = True) -> Iterator[None]:
     assert any(re.search(match, str(warning.message)) for warning in caught) == wanted
 
 
-def quiet(trainer: hr.Trainer, **limits: Any) -> hr.History:
-    return trainer.fit(DATA, progress=False, **limits or {"epochs": 1})
+def quiet(trainer: hr.Trainer, **options: Any) -> hr.History:
+    torch.manual_seed(5)
+    return small.fit(trainer, DATA, **{"epochs": 1, **options})
+
+
+def after(steps: int) -> hr.Trainer:
+    """A trainer after so many updates."""
+    trainer = never()
+    torch.manual_seed(5)
+    if steps:
+        quiet(trainer, epochs=None, steps=steps)
+    return trainer
 
 
 def whole(out: Tensor, y: Tensor) -> Tensor:
@@ -127,69 +143,48 @@ def whole(out: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("error", "place", "first"),
-    sampled(product(ERRORS, PLACES, [1, 3]), keep=[("of torch", place, 3) for place in PLACES] + [(*OTHER, 1)], of=4),
+    ("error", "place", "first", "auto"),
+    sampled(
+        product(ERRORS, PLACES, [1, 3], [False, True]),
+        keep=[*product(["of torch"], PLACES, [3], [False, True]), (*OTHER, 1, False)],
+        of=4,
+    ),
 )
-def test_a_step_that_the_memory_does_not_hold_leaves_everything_as_it_was(error: str, place: str, first: int) -> None:
-    broken, before = make(Hungry(error, place, first=first)), make(Hungry(error, "never"))
-    torch.manual_seed(5)
-    if first > 1:
-        quiet(before, steps=first - 1)
-    expected = state(before)
-    torch.manual_seed(5)
+def test_a_step_that_the_memory_does_not_hold_leaves_everything_as_it_was(
+    error: str, place: str, first: int, auto: bool
+) -> None:
+    """Weights, buffers, the optimizer, and the random numbers; `auto`: also where the batch cannot be split."""
+    options = {"loss": whole, "microbatch": "auto"} if auto else {}
+    expected = state(after(first - 1))
+    broken = make(Hungry(error, place, first=first), **options)
     with pytest.raises(hr.OutOfMemoryError) as caught:
         quiet(broken)
     assert isinstance(caught.value, MemoryError)
     text = str(caught.value)
     assert f"step {first} (rate 0.02, 8 rows" in text
     assert str(ERRORS[error]()).splitlines()[0][:40] in text
-    assert place == "optimizer" or "weights are as they were" in text
-    assert place == "optimizer" or ("8 rows at once" in text and "microbatch=4" in text and "'auto'" in text)
-    same(state(broken)[0], expected[0])
-
-
-@pytest.mark.parametrize("auto", [False, True])
-@pytest.mark.parametrize("place", PLACES)
-def test_a_step_that_the_memory_does_not_hold_has_drawn_no_random_numbers(place: str, auto: bool) -> None:
-    broken, before = (
-        make(Hungry("of torch", place, first=3), loss=whole, microbatch="auto" if auto else None),
-        make(Hungry("of torch", "never")),
-    )
-    torch.manual_seed(5)
-    quiet(before, steps=2)
-    expected = state(before)
-    torch.manual_seed(5)
-    with pytest.raises(hr.OutOfMemoryError):
-        quiet(broken)
+    if place != "optimizer":
+        assert "weights are as they were" in text
+        assert "8 rows at once" in text
+        assert ("microbatch=4" in text and "'auto'" in text) == (not auto)
     same(state(broken), expected)
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("first", [1, 3])
-def test_what_is_said_of_the_weights_after_an_optimizer_ran_out_of_memory_is_true(first: int, half: bool) -> None:
-    trainer, before = make(Hungry("of torch", "never")), make(Hungry("of torch", "never"))
-    plain, calls = trainer.optimizer.step, []
-
-    def step(*arguments: Any, **keywords: Any) -> Any:
-        calls.append(1)
-        if len(calls) < first:
-            return plain(*arguments, **keywords)
-        if half:
-            with torch.no_grad():
-                trainer.optimizer.param_groups[0]["params"][0].mul_(0.5)
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    trainer.optimizer.step = step  # type: ignore[method-assign]
-    torch.manual_seed(5)
+@pytest.mark.parametrize("auto", [False, True])
+def test_what_is_said_of_the_weights_after_an_optimizer_ran_out_of_memory_is_true(
+    first: int, half: bool, auto: bool
+) -> None:
+    """It is no reason for smaller microbatches."""
+    trainer = make(model := Hungry("of torch", "optimizer", first=first), half, microbatch="auto" if auto else None)
     with pytest.raises(hr.OutOfMemoryError, match="while the optimizer stepped") as caught:
         quiet(trainer)
-    torch.manual_seed(5)
-    if first > 1:
-        quiet(before, steps=first - 1)
-    assert bool(difference(trainer.model, before.model)) == half
-    text = str(caught.value)
-    assert ("weights are as they were" in text) != ("half an update: go on from the last checkpoint" in text)
-    assert not half or "half an update" in text
+    assert bool(difference(trainer.model, after(first - 1).model)) == half
+    torn = "half an update: go on from the last checkpoint" in str(caught.value)
+    assert ("weights are as they were" in str(caught.value)) != torn
+    assert torn or not half
+    assert model.sizes == [8] * first
 
 
 @pytest.mark.parametrize("auto", [False, True])
@@ -211,22 +206,15 @@ def test_what_was_computed_is_let_go_while_the_error_is_still_held(error: str, p
     assert held.__cause__ is None
 
 
-def test_what_was_computed_is_held_as_long_as_an_error_of_another_kind() -> None:
+def test_errors_of_another_kind_are_what_they_were_and_hold_what_was_computed() -> None:
     """The control: the reference is one that would live."""
     model = Hungry("of torch", "forward", first=3)
-    model.error = lambda: KeyError("something else")
-    with pytest.raises(KeyError) as caught:
-        quiet(make(model))
-    assert model.held[0]() is not None
-    del caught
-
-
-def test_other_errors_are_what_they_were() -> None:
-    model = Hungry("of torch", "forward", first=3)
     model.error = lambda: RuntimeError("size mismatch")
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(RuntimeError, match="size mismatch") as caught:
         quiet(make(model, microbatch="auto"))
     assert model.sizes == [8, 8]
+    assert model.held[0]() is not None
+    del caught
 
 
 # --- what fits ------------------------------------------------------------------------------------------------
@@ -245,12 +233,10 @@ FITS = {7: [4, 4], 4: [4, 4], 3: [2] * 4, 1: [1] * 8, 8: [8]}
     ),
 )
 def test_microbatches_are_halved_until_they_fit_and_stay_so(error: str, place: str, fits: int) -> None:
-    sizes = FITS[fits]
-    model, whole = Hungry(error, place, fits, plain=True), Hungry(error, "never", plain=True)
-    found, expected = make(model, microbatch="auto"), make(whole)
+    found, expected = make(model := Hungry(error, place, fits, plain=True), microbatch="auto"), never(plain=True)
     with told("memory ran out", fits < BATCH):
         rows = quiet(found).rows
-    assert model.sizes == sizes * 5
+    assert model.sizes == FITS[fits] * 5
     assert quiet(expected).last["train/loss"] == pytest.approx(rows[-1]["train/loss"], abs=1e-6)
     torch.testing.assert_close(found.model.state_dict(), expected.model.state_dict(), rtol=0, atol=2e-5)
 
@@ -261,61 +247,45 @@ def test_a_step_that_is_tried_again_draws_the_same_numbers_and_counts_its_rows_o
     found = make(Hungry("of torch", place, 4), microbatch="auto")
     with pytest.warns(UserWarning, match="with microbatches its statistics"):
         expected = make(Hungry("of torch", "never"), microbatch=4)
+    states = []
     for trainer in (found, expected):
-        torch.manual_seed(5)
         with told("memory ran out", trainer is found):
             quiet(trainer)
-    same(state(found), state(expected))
+        states.append(state(trainer))
+    same(*states)
 
 
 @pytest.mark.parametrize("microbatch", ["auto", None, 4, 1])
 def test_a_row_that_does_not_fit_ends_the_training(microbatch: Any) -> None:
-    model = Hungry("of torch", "forward", plain=True)
-    trainer = make(model, microbatch=microbatch)
-    before = state(trainer)
-    with (
-        told("memory ran out", microbatch == "auto"),
-        pytest.raises(hr.OutOfMemoryError) as caught,
-    ):
+    trainer = make(Hungry("of torch", "forward", plain=True), microbatch=microbatch)
+    before = small.state(trainer)
+    with told("memory ran out", microbatch == "auto"), pytest.raises(hr.OutOfMemoryError) as caught:
         quiet(trainer)
     rows = 1 if microbatch == "auto" else microbatch or BATCH
     assert f"the memory does not hold {rows} rows at once" in str(caught.value)
     assert ("Nothing smaller than a row" in str(caught.value)) == (rows == 1)
-    same(state(trainer)[0], before[0])
-
-
-def test_memory_that_runs_out_in_the_optimizer_is_no_reason_for_smaller_microbatches() -> None:
-    model = Hungry("of torch", "optimizer")
-    with pytest.raises(hr.OutOfMemoryError, match="while the optimizer stepped"):
-        quiet(make(model, microbatch="auto"))
-    assert model.sizes == [8]
+    same(trainer, before)
 
 
 def test_a_loss_that_needs_the_whole_batch_is_not_split() -> None:
     with pytest.raises(hr.ConfigError, match="RowMean"):
         make(Hungry("of torch", "forward", 4), loss=whole, microbatch=4)
     model = Hungry("of torch", "forward", 4)
-    with pytest.raises(hr.OutOfMemoryError) as caught:
+    with pytest.raises(hr.OutOfMemoryError):
         quiet(make(model, loss=whole, microbatch="auto"))
     assert model.passes == 1
-    assert "microbatch=4" not in str(caught.value)  # it would be refused
-    declared = make(Hungry("of torch", "forward", 4, plain=True), loss=hr.RowMean(whole), microbatch="auto")
     with told("memory ran out"):
-        quiet(declared)
+        quiet(make(Hungry("of torch", "forward", 4, plain=True), loss=hr.RowMean(whole), microbatch="auto"))
 
 
 def test_the_size_that_fits_is_saved_and_goes_on_in_another_process(tmp_path: Path) -> None:
-    first, second = Hungry("of torch", "forward", 3), Hungry("of torch", "forward", 3)
+    first, second, straight = (make(Hungry("of torch", "forward", 3), microbatch="auto") for _ in range(3))
     torch.manual_seed(5)
     with told("memory ran out"):
-        for info in make(first, microbatch="auto").steps(DATA, run=tmp_path, epochs=2):
-            if info.step == 7:
-                break
+        small.drive(first, DATA, until=7, run=tmp_path)
     with told("memory ran out", False):
-        quiet(make(second, microbatch="auto"), run=tmp_path, epochs=2)
-    assert second.sizes == [2] * 4 * 3
-    whole = make(Hungry("of torch", "forward", 3), microbatch="auto")
-    torch.manual_seed(5)
+        quiet(second, run=tmp_path, epochs=2)
+    assert second.model.sizes == [2] * 4 * 3
     with told("memory ran out"):
-        quiet(whole, epochs=2)
-    same(second, whole.model)
+        quiet(straight, epochs=2)
+    same(second.model, straight.model)

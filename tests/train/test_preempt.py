@@ -1,7 +1,6 @@
 """Requests to end that are the user's own: handlers, threads, hooks, and what a trainer does afterwards."""
 
 import os
-import runpy
 import signal
 import threading
 from collections.abc import Callable
@@ -23,39 +22,6 @@ PREEMPTED = trainees.PREEMPTED
 # --- handlers ---------------------------------------------------------------------------------------------
 
 
-def begin_tests(conftest: str, ignored: bool) -> None:
-    """What all tests begin with, where the parent ignores signals or the program has set a handler."""
-    handler = signal.SIG_IGN if ignored else hear_nothing
-    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-    for number in numbers:
-        signal.signal(number, handler)
-    runpy.run_path(conftest)
-    usual = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
-    tell(f"usual: {[signal.getsignal(number) for number in numbers] == usual}")
-
-
-def hear_nothing(number: int, frame: Any) -> None:
-    pass
-
-
-@pytest.mark.parametrize("ignored", [True, False])
-def test_tests_hear_the_signals_that_their_parent_ignores(ignored: bool, tmp_path: Path) -> None:
-    with start(begin_tests, tmp_path, Path(__file__).parents[1] / "conftest.py", ignored) as child:
-        assert child.until("usual: ") == str(ignored), child.output
-        assert child.ending() == 0, child.output
-
-
-class Asks(hr.Callback):
-    """Does something after the update with a number."""
-
-    def __init__(self, step: int, what: Callable[[], None]) -> None:
-        self._step, self._what = step, what
-
-    def on_step_end(self, info: hr.Info) -> None:
-        if info.step == self._step:
-            self._what()
-
-
 def look_at_handlers(at: str) -> None:
     """Four ways to end a training, and whether handlers are what they were, in it and after it."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -70,11 +36,16 @@ def look_at_handlers(at: str) -> None:
     for way in ("through", "preempted", "failed", "left"):
         trainer, inside = trainees.trainer(), []
         what = {"preempted": trainer.preempt, "failed": fail}.get(way, lambda: None)
-        callbacks = [Asks(2, lambda: inside.append(kept())), Asks(3, what)]  # noqa: B023
+        looks = hr.Lambda(on_step_end=lambda info: [inside.append(kept()), what()] if info.step == 3 else None)  # noqa: B023
         try:
-            for info in trainer.steps(trainees.Rows(), steps=5, run=Path(at) / way, callbacks=callbacks):
-                if way == "left" and info.step == 3:
-                    break
+            small.drive(
+                trainer,
+                trainees.Rows(),
+                until=3 if way == "left" else None,
+                steps=5,
+                run=Path(at) / way,
+                callbacks=[looks],
+            )
         except (RuntimeError, SystemExit) as error:
             tell(f"{type(error).__name__} {error}")
         tell(f"{way}: {inside} {kept()}")
@@ -114,7 +85,7 @@ def ask_by_own_means(run: str, means: str) -> None:
     ("means", "heard", "status", "step"),
     [
         ("a handler", 1, PREEMPTED, 13),
-        pytest.param("a handler that does nothing", 1, 0, trainees.STEPS, marks=pytest.mark.slow),
+        ("a handler that does nothing", 1, 0, trainees.STEPS),
         ("a thread", 0, PREEMPTED, 13),
     ],
 )
@@ -270,10 +241,7 @@ def test_a_loop_that_is_closed_when_it_was_asked_to_end_ends_the_program(how: st
 
 
 def test_ctrl_c_is_raised_by_a_loop_that_is_closed(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 1)
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-    data = torch.ones(20, 2), torch.ones(20, 1)
-    steps = trainer.steps(data, run=tmp_path / "run")
+    steps = small.trainer().steps(small.data(), run=tmp_path / "run")
     assert [next(steps).step for _ in range(3)] == [1, 2, 3]
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -285,20 +253,17 @@ def test_ctrl_c_is_raised_by_a_loop_that_is_closed(tmp_path: Path) -> None:
 def test_a_step_at_which_the_driver_stops_and_the_training_is_asked_to_end_is_not_its_last(tmp_path: Path) -> None:
     """It is saved as it stands: nothing is reported of it, and the training goes on as if nobody had asked."""
 
-    def train(run: str, stop: bool = False) -> list[dict[str, Any]]:
-        torch.manual_seed(0)
-        x, model = torch.arange(40.0)[:, None] / 40, torch.nn.Linear(1, 1)
-        trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8)
-        data = x, 2 * x
-        for info in trainer.steps(data, val=data, epochs=2, run=str(tmp_path / run)):
-            if stop and info.step == 3:
+    def drive() -> None:
+        trainer = small.trainer()
+        for info in trainer.steps(small.data(), small.data(), epochs=2, run=tmp_path / "run"):
+            if info.step == 3:
                 info.stop("enough")
                 trainer.preempt()
-        return list(trainer.history.rows)
 
     with pytest.raises(SystemExit):
-        train("asked", stop=True)
-    assert train("asked") == train("whole")
+        drive()
+    found, whole = (small.fit(small.trainer(), small.data(), small.data(), run=at) for at in (tmp_path / "run", None))
+    assert found.rows == whole.rows
 
 
 class DrawsWhenScored(nn.Module):

@@ -4,12 +4,14 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from kit.small import data
-from torch import Tensor, nn
+from kit import small
+from kit.small import data, difference, same, state
+from torch import nn
 
 import headrace as hr
 from headrace.step.passes import Replay
@@ -17,7 +19,7 @@ from headrace.step.tape import tapes
 from headrace.step.update import Made
 
 ROWS, BATCH = 400, 8
-X, Y = data(ROWS)
+X, Y = DATA = data(ROWS)
 
 
 class Counted:
@@ -45,64 +47,41 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return Counted(monkeypatch)
 
 
-def normalised() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+def make(normalised: bool = False, **options: Any) -> hr.Trainer:
+    model = small.model(norm=normalised, dropout=0.2 * normalised)
+    adam = partial(torch.optim.Adam, lr=1e-2)
+    return small.trainer(model, **{"loss": nn.CrossEntropyLoss(), "optimizer": adam, "batch_size": BATCH, **options})
 
 
-def plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def make(
-    build: Callable[[], nn.Module] = plain,
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    rate: float = 1e-2,
-    **options: Any,
-) -> hr.Trainer:
-    torch.manual_seed(3)
-    model = build()
-    given: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "batch_size": BATCH, **options}
-    return hr.Trainer(model, optimizer=optimizer(model.parameters(), lr=rate), **given)
-
-
-def trained(trainer: hr.Trainer, driven: bool, data: Any = (X, Y), **options: Any) -> tuple[list[Tensor], list[Any]]:
+def trained(trainer: hr.Trainer, driven: bool, data: Any = DATA, **options: Any) -> Any:
     """Weights and reports of a training."""
     torch.manual_seed(7)
-    options = {"epochs": 3, "progress": False, **options}
-    if driven:
-        for _ in trainer.steps(data, **options):
-            pass
-    else:
-        trainer.fit(data, **options)
-    rows = [{k: v for k, v in row.items() if k != "minutes"} for row in trainer.history.rows]
-    return [value.clone() for value in trainer.model.state_dict().values()], rows
+    (small.drive if driven else small.fit)(trainer, data, **{"epochs": 3, **options})
+    return state([trainer.model, trainer.history.rows, trainer.skipped])
 
 
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+STEPS = hr.Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="9 steps")
+BY_SAMPLES = {"log_every": "100 samples", "val": DATA, "validate_every": "13 steps"}
+IGNORED = Y.clone()
+IGNORED[torch.arange(0, ROWS, 5)] = -100
+IGNORED[200:216] = -100
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # of the trainer, of `fit`, and how many at least
     "as it is": ({}, {}, 100),
-    "statistics and random numbers": ({"build": normalised}, {}, 100),
+    "statistics and random numbers": ({"normalised": True}, {}, 100),
     "clipped by norm": ({"clip_norm": 0.1}, {}, 100),
     "clipped by value": ({"clip_value": 0.01}, {}, 100),
-    "momentum": ({"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)}, {}, 100),
+    "momentum": ({"optimizer": small.momentum}, {}, 100),
     "an optimizer whose step is torch's": ({"optimizer": torch.optim.Adadelta}, {}, 100),
     "with metrics": ({"metrics": ["accuracy"]}, {}, 100),
     "rates by progress": ({"schedule": hr.Cosine()}, {}, 100),
     "rates by lengths": ({"schedule": {0: 1e-2, "11 steps": 1e-3, "900 samples": 1e-4}}, {}, 100),
-    "a scheduler of torch": (
-        {"schedule": hr.Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="9 steps")},
-        {},
-        90,
-    ),
+    "a scheduler of torch": ({"schedule": STEPS}, {}, 90),
     "in bfloat16": ({"precision": "bf16"}, {}, 100),
     "growing batches": ({"batch_size": {0: 8, "1 epoch": 16}}, {}, 60),
     "small macrobatches": ({"macrobatch": 16}, {}, 60),
     "rows in order": ({"order": "none"}, {}, 100),
     "reported every so many steps": ({}, {"log_every": "7 steps"}, 90),
-    "reported every so many samples": (
-        {},
-        {"log_every": "100 samples", "val": (X, Y), "validate_every": "13 steps"},
-        90,
-    ),
+    "reported every so many samples": ({}, BY_SAMPLES, 90),
     "until a step": ({}, {"epochs": None, "steps": 77}, 50),
     "until a sample": ({}, {"epochs": None, "samples": 777}, 60),
     "with a short last batch": ({"batch_size": 7}, {}, 100),
@@ -111,52 +90,37 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "without vectors": ({"arena": False}, {}, 0),
     "two terms": ({"loss": hr.CrossEntropy() + hr.L2Prior(0.1)}, {}, 100),
     "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}, {}, 100),
+    "ignored labels, some batches of no others": ({"order": "none"}, {"data": (X, IGNORED)}, 100),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_bits_and_reports_are_those_of_a_loop_of_steps(way: str, counted: Counted) -> None:
     trainer_options, options, least = WAYS[way]
-    expected, rows = trained(make(**trainer_options), driven=True, **options)
+    expected = trained(make(**trainer_options), driven=True, **options)
     assert counted.made == 0, "whoever drives the loop sees every step"
-    found, reports = trained(make(**trainer_options), driven=False, **options)
-    assert all(map(torch.equal, found, expected))
-    assert reports == rows
+    found = trained(make(**trainer_options), driven=False, **options)
+    assert not (where := difference(found, expected)), where
     assert counted.made >= least if least else counted.made == 0
 
 
-def test_ignored_labels_weigh_as_in_a_loop_of_steps(counted: Counted) -> None:
-    """Weights that only the batch knows are not those of the batch before; some batches teach nothing."""
-    targets = Y.clone()
-    targets[torch.arange(0, ROWS, 5)] = -100
-    targets[200:216] = -100
-    (weights, rows), (found, reports) = (trained(make(order="none"), driven, (X, targets)) for driven in (True, False))
-    assert all(map(torch.equal, weights, found))
-    assert rows == reports
-    assert counted.made >= 100
-
-
-@pytest.mark.parametrize("build", [plain, normalised])
+@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])
-def test_a_loss_that_is_not_finite_is_found_at_its_step(nonfinite: str, build: Any, counted: Counted) -> None:
+def test_a_loss_that_is_not_finite_is_found_at_its_step(nonfinite: str, normalised: bool, counted: Counted) -> None:
     bad = X.clone()
     bad[333] = torch.nan
     ends = []
     for driven in (True, False):
-        trainer = make(build, nonfinite=nonfinite, order="none")
+        trainer = make(normalised, nonfinite=nonfinite, order="none")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if nonfinite == "skip":
-                ends.append((*trained(trainer, driven, (bad, Y)), trainer.skipped, ""))
+                ends.append(trained(trainer, driven, (bad, Y)))
                 continue
             with pytest.raises(hr.NonFiniteError) as error:
                 trained(trainer, driven, (bad, Y), epochs=9)
-        weights = [value.clone() for value in trainer.model.state_dict().values()]
-        ends.append((weights, trainer.history.rows[-1:], torch.random.get_rng_state().sum().item(), str(error.value)))
-    (weights, rows, *rest), (other, others, *rests) = ends
-    assert all(map(torch.equal, weights, other))
-    assert rest == rests
-    assert [row.keys() for row in rows] == [row.keys() for row in others]
+        ends.append(state([trainer.model, trainer.history.rows, torch.get_rng_state(), str(error.value)]))
+    assert same(*ends)
     assert counted.made > 20
 
 
@@ -184,9 +148,8 @@ def test_a_callback_is_called_after_every_update_unless_it_says_otherwise(counte
 
 
 def test_a_stop_that_is_asked_for_between_two_updates_is_made_there(tmp_path: Any, counted: Counted) -> None:
-    expected = trained(make(normalised), True)
-    trainer = make(normalised)
-    asks = threading.Event()
+    expected = trained(make(True), True)
+    trainer, asks = make(True), threading.Event()
 
     def after() -> None:
         if counted.made == 60:
@@ -198,8 +161,7 @@ def test_a_stop_that_is_asked_for_between_two_updates_is_made_there(tmp_path: An
         trained(trainer, False, run=tmp_path / "run")
     assert asks.is_set()
     assert counted.made == 60
-    found = trained(make(normalised), False, run=tmp_path / "run")
-    assert all(map(torch.equal, found[0], expected[0]))
+    assert same(trained(make(True), False, run=tmp_path / "run"), expected)
 
 
 class Fails(torch.optim.SGD):
@@ -216,13 +178,6 @@ class Fails(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.fixture
-def like_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An optimizer of the test's is taken for one of torch's: those of a user's own make their updates one by one."""
-    monkeypatch.setattr("headrace.arena.optimizer._is_of_torch", lambda step: True)
-
-
-@pytest.mark.usefixtures("like_torchs")
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
@@ -233,37 +188,24 @@ def like_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(
     error: BaseException, kind: Any, message: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # an optimizer of the test's is taken for one of torch's: those of a user's own make their updates one by one
+    monkeypatch.setattr("headrace.arena.optimizer._is_of_torch", lambda step: True)
     monkeypatch.setattr(Fails, "error", error)
-    ends, messages = [], []
+    ends = []
     for driven in (True, False):
-        trainer = make(normalised, Fails)
+        trainer = make(True, optimizer=partial(Fails, lr=1e-2))
         with pytest.raises(kind, match=message) as caught:
             trained(trainer, driven)
         assert all(param.grad is None for param in trainer.model.parameters())
-        ends.append([value.clone() for value in trainer.model.state_dict().values()])
-        messages.append(str(caught.value))
-    assert all(map(torch.equal, *ends))
-    assert messages[0] == messages[1]
+        ends.append(state([trainer.model, str(caught.value)]))
+    assert same(*ends)
     assert counted.made > 20
-
-
-class Freezes:
-    """Freezes the first parameter when it is called for the 130th time."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.first: nn.Parameter
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == 130:
-            self.first.requires_grad_(False)
 
 
 class Rows(torch.utils.data.IterableDataset[Any]):
     """Rows one by one, each after a call."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], float]) -> None:
         self.call = call
 
     def __iter__(self) -> Any:
@@ -272,25 +214,22 @@ class Rows(torch.utils.data.IterableDataset[Any]):
             yield pair
 
 
-def frozen_by(who: str, tape: Any) -> Any:
-    """What a training comes to that is frozen on the way by its source or by its schedule."""
-    freezes = Freezes()
-
-    def schedule(progress: float) -> float:
-        if who == "the schedule":
-            freezes()
-        return float(0.999**freezes.calls)
-
-    trainer = make(tape=tape, batch_size=None, schedule=schedule)
-    freezes.first = next(iter(trainer.model.parameters()))
-    rows = Rows(freezes if who == "the source" else lambda: None)
-    return *trained(trainer, False, torch.utils.data.DataLoader(rows, batch_size=BATCH), epochs=4), freezes.calls
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["the source", "the schedule"])
 def test_what_is_called_between_two_updates_may_change_the_model(who: str) -> None:
-    weights, rows, calls = frozen_by(who, False)
-    found, reports, called = frozen_by(who, "auto")
-    assert all(map(torch.equal, weights, found))
-    assert (rows, calls) == (reports, called)
+    """The first parameter is frozen at the 130th call."""
+    ends = []
+    for tape in (False, "auto"):
+        calls = list[int]()
+
+        def call(caller: str, calls: list[int] = calls) -> float:
+            calls += [1] * (caller == who)
+            if len(calls) == 130:
+                next(iter(trainer.model.parameters())).requires_grad_(False)  # noqa: B023
+            return float(0.999 ** len(calls))
+
+        trainer = make(tape=tape, batch_size=None, schedule=lambda progress, call=call: call("the schedule"))
+        rows = Rows(partial(call, "the source"))
+        found = trained(trainer, False, torch.utils.data.DataLoader(rows, batch_size=BATCH), epochs=4)
+        ends.append([found, len(calls)])
+    assert same(*ends)

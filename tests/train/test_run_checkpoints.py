@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from kit.in_run import in_run
+from kit import small
 from kit.sampled import sampled
-from kit.small import data, model, same
-from kit.small import trainer as small_trainer
+from kit.small import data, drive, model, same
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -30,14 +29,12 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def make(of: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    made = network() if of is None else of
-    optimizer = torch.optim.Adam(made.parameters(), lr=0.02)
-    return small_trainer(made, **{"optimizer": optimizer, "batch_size": 4} | options)
+    return small.trainer(network() if of is None else of, **{"optimizer": small.adam, "batch_size": 4} | options)
 
 
-def fit(run: Path, trainer: hr.Trainer | None = None, **options: Any) -> hr.Trainer:
+def fit(run: Path | None, trainer: hr.Trainer | None = None, **options: Any) -> hr.Trainer:
     trainer = make() if trainer is None else trainer
-    trainer.fit(DATA, VAL, **in_run(run, **{"epochs": 3, "progress": False, "keep": "all"} | options))
+    small.fit(trainer, DATA, VAL, run=run, **{"epochs": 3, "keep": "all"} | options)
     return trainer
 
 
@@ -89,21 +86,14 @@ EVERY: dict[str, list[int]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
-    trainer = fit(tmp_path, every=every)
-    assert steps_in(tmp_path) == EVERY[every]
-    assert same(weights_of(tmp_path, 15), trainer.model)
-    assert same(weights_of(tmp_path, 0), network())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every", ["4 steps", "10 samples", "2 epochs"])
-def test_what_is_due_does_not_move_when_a_run_is_resumed(every: str, tmp_path: Path) -> None:
-    for step in (1, 6, 11):
-        for info in make().steps(DATA, VAL, run=hr.Run(tmp_path, keep="all", every=every), epochs=3):
-            if info.step == step:
-                break
-    fit(tmp_path, every=every)
-    assert steps_in(tmp_path) == sorted({*EVERY[every], 1, 6, 11})
+    """What is due does not move when a run is resumed."""
+    trainer = fit(tmp_path / "whole", every=every)
+    assert steps_in(tmp_path / "whole") == EVERY[every]
+    assert same(weights_of(tmp_path / "whole", 15), trainer.model)
+    assert same(weights_of(tmp_path / "whole", 0), network())
+    for step in (1, 6, 11, None):
+        drive(make(), DATA, VAL, until=step, run=tmp_path / "parts", keep="all", every=every, epochs=3)
+    assert steps_in(tmp_path / "parts") == sorted({*EVERY[every], 1, 6, 11})
 
 
 class Clock:
@@ -150,31 +140,25 @@ def fails_at(step: int) -> hr.Callback:
     return hr.Lambda(on_step_end=on_step_end)
 
 
-def test_nothing_is_saved_of_a_step_that_raises(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        fit(tmp_path, callbacks=[fails_at(7)])
-    assert steps_in(tmp_path) == [0, 5]
-    whole = make()
-    whole.fit(DATA, VAL, epochs=3, progress=False)
-    assert same(fit(tmp_path, make(network(3))).model, whole.model)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("every", ["1 step", "3 steps", "1 epoch"])
 def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_step(every: str, tmp_path: Path) -> None:
-    def drive(trainer: hr.Trainer, **options: Any) -> None:
-        for _ in trainer.steps(DATA, VAL, epochs=3, **in_run(every=every, **options)):
+    """And nothing is saved of a step that raises."""
+
+    def driven(trainer: hr.Trainer, run: Path | None, *callbacks: hr.Callback) -> hr.Trainer:
+        torch.manual_seed(5)
+        run_ = hr.Run(run, every=every, keep="all")
+        for _ in trainer.steps(DATA, VAL, epochs=3, run=run_, callbacks=callbacks):
             with torch.no_grad():
                 trainer.model[3].weight += 0.1 * torch.rand(3, 8)
             trainer.optimizer.param_groups[0]["lr"] *= 0.9
+        return trainer
 
-    whole, resumed, broken = make(), make(network(3)), make()
-    torch.manual_seed(5)
-    drive(whole)
-    torch.manual_seed(5)
+    whole = driven(make(), None)
     with pytest.raises(ZeroDivisionError):
-        drive(broken, run=tmp_path, callbacks=[fails_at(8)])
-    drive(resumed, run=hr.Run(tmp_path, resume="must"))
+        driven(make(), tmp_path, fails_at(8))
+    assert steps_in(tmp_path) == {"1 step": [*range(8)], "3 steps": [0, 3, 6], "1 epoch": [0, 5]}[every]
+    resumed = driven(make(network(3)), tmp_path)
     assert same(resumed.model, whole.model)
     assert resumed.history.rows == whole.history.rows
 
@@ -189,16 +173,13 @@ def test_the_last_so_many_stay(keep: int | str, there: list[int], tmp_path: Path
     assert steps_in(tmp_path) == there
 
 
-def test_the_best_k_stay_beyond_the_last(tmp_path: Path) -> None:
-    scripted(tmp_path, 3, 1, 9, 2, 8, 7, k=2, keep=1)
-    assert steps_in(tmp_path) == [10, 20, 30]
-    assert hr.load_weights(network(), tmp_path) == 10
-
-
-def test_the_best_is_saved_although_no_checkpoint_was_due(tmp_path: Path) -> None:
+def test_the_best_stay_beyond_the_last_although_no_checkpoint_was_due(tmp_path: Path) -> None:
+    scripted(tmp_path / "k", 3, 1, 9, 2, 8, 7, k=2, keep=1)
+    assert steps_in(tmp_path / "k") == [10, 20, 30]
+    assert hr.load_weights(network(), tmp_path / "k") == 10
     losses = [9, 9, 9, 9, 9, 9, 1, 9, 9, 9, 9, 9, 9, 9, 9]
-    scripted(tmp_path, *losses, by_step=True, every="9 epochs", keep=1, validate_every="1 step")
-    assert steps_in(tmp_path) == [7, 15]
+    scripted(tmp_path / "not due", *losses, by_step=True, every="9 epochs", keep=1, validate_every="1 step")
+    assert steps_in(tmp_path / "not due") == [7, 15]
 
 
 def test_the_best_of_a_run_that_is_resumed_stays(tmp_path: Path) -> None:
@@ -212,53 +193,40 @@ def test_the_best_of_a_run_that_is_resumed_stays(tmp_path: Path) -> None:
 
 
 def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -> None:
-    class Looks(hr.Callback):
-        seen: list[Any]
+    seen = []
 
-        def on_epoch_start(self, info: hr.Info) -> None:
-            path = tmp_path / "best" / "best.json"
-            self.seen = [*getattr(self, "seen", []), json.loads(path.read_text()) if path.exists() else None]
+    def look(info: hr.Info) -> None:
+        path = tmp_path / "best" / "best.json"
+        seen.append(json.loads(path.read_text())["val/loss"] if path.exists() else None)
 
-    looks = Looks()
-    scripted(tmp_path, 3, 4, 1, 2, 0.5, callbacks=[looks], wait=True)
-    values = [{"step": 5, "val/loss": 3}, {"step": 5, "val/loss": 3}, *[{"step": 15, "val/loss": 1}] * 2]
-    assert looks.seen == [None, *values]
+    scripted(tmp_path, 3, 4, 1, 2, 0.5, callbacks=[hr.Lambda(on_epoch_start=look)], wait=True)
+    assert seen == [None, 3, 3, 1, 1]
     assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 25, "val/loss": 0.5}
     assert same(load_file(tmp_path / "best" / "model.safetensors"), weights_of(tmp_path, 25))
     assert sorted(file.name for file in (tmp_path / "best").iterdir()) == ["best.json", "model.safetensors"]
-
-
-def test_without_anybody_who_tells_good_from_bad_there_is_no_best(tmp_path: Path) -> None:
-    fit(tmp_path)
-    assert not (tmp_path / "best").exists()
-    with pytest.raises(hr.CheckpointError, match="no best checkpoint"):
-        hr.load_weights(network(), tmp_path, which="best")
-    model = network(7)
-    assert hr.load_weights(model, tmp_path) == 15  # the last, where nothing is the best
-    assert same(model, weights_of(tmp_path, 15))
 
 
 # --- weights for others ---------------------------------------------------------------------------------------
 
 
 def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path) -> None:
-    trainer = scripted(tmp_path, 3, 1, 2)
+    trainer = scripted(tmp_path / "run", 3, 1, 2)
     for which, step in {"best": 10, "last": 15, 5: 5, 0: 0, None: 10}.items():
         model = network(7)
-        assert hr.load_weights(model, str(tmp_path), which=which) == step
-        assert same(model, weights_of(tmp_path, step))
+        assert hr.load_weights(model, str(tmp_path / "run"), which=which) == step
+        assert same(model, weights_of(tmp_path / "run", step))
         assert same(model, trainer.model) == (step == 15)
-
-
-@pytest.mark.parametrize("which", ["worst", 7, True, 1.0])
-def test_load_weights_refuses_what_is_not_there(which: Any, tmp_path: Path) -> None:
-    scripted(tmp_path, 3, 1, 2)
-    model = network(7)
-    with pytest.raises(hr.HeadraceError, match=str(which)):
-        hr.load_weights(model, tmp_path, which=which)
+    for wrong in ("worst", 7, True, 1.0):
+        with pytest.raises(hr.HeadraceError, match=str(wrong)):
+            hr.load_weights(model, tmp_path / "run", which=wrong)  # type: ignore[arg-type]
     with pytest.raises(hr.RunError, match="is not a run"):
         hr.load_weights(model, tmp_path / "nowhere")
-    assert same(model, network(7))
+    fit(tmp_path / "without")  # nobody tells good from bad there
+    assert not (tmp_path / "without" / "best").exists()
+    with pytest.raises(hr.CheckpointError, match="no best checkpoint"):
+        hr.load_weights(model, tmp_path / "without", which="best")
+    assert same(model, weights_of(tmp_path / "run", 10)), "what is refused changes nothing"
+    assert hr.load_weights(model, tmp_path / "without") == 15
 
 
 def test_load_weights_refuses_another_model_unless_it_need_not_be_strict(tmp_path: Path) -> None:
@@ -273,8 +241,7 @@ def test_load_weights_refuses_another_model_unless_it_need_not_be_strict(tmp_pat
     with pytest.warns(UserWarning, match=r"(?s)7 of 10 tensors .*0.weight.*checkpoint: 4.weight\n.*shape: 3.weig"):
         assert hr.load_weights(other, tmp_path, which="last", strict=False) == 15
     saved = weights_of(tmp_path, 15)
-    fits = {name for name in saved if not name.startswith("3.")}
-    assert all(torch.equal(other.state_dict()[name], saved[name] if name in fits else before[name]) for name in before)
+    assert same(other, before | {name: value for name, value in saved.items() if not name.startswith("3.")})
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])
@@ -317,15 +284,11 @@ HOW = ["not", "whole", "part", "in place"]
 def test_a_run_goes_on_whether_or_not_its_model_is_compiled(first: str, second: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of compiling
-        for info in make(compiled(network(), first)).steps(DATA, VAL, run=tmp_path, epochs=1):
-            if info.step == 3:
-                break
-        trainer, whole = fit(tmp_path, make(compiled(network(1), second)), epochs=1), make()
-        whole.fit(DATA, VAL, epochs=1, progress=False)
-    assert info.step == 3
+        drive(make(compiled(network(), first)), DATA, VAL, until=3, run=tmp_path, epochs=1)
+        trainer, whole = fit(tmp_path, make(compiled(network(1), second)), epochs=1), fit(None, epochs=1)
     for mine, raw in zip(trainer.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, raw)
     plain, wrapped = network(2), compiled(network(3), second)
     assert hr.load_weights(plain, tmp_path, which="last") == hr.load_weights(wrapped, tmp_path, which="last") == 5
     assert weights_of(tmp_path, 5).keys() == network().state_dict().keys()
-    assert all(map(torch.equal, plain.state_dict().values(), wrapped.state_dict().values()))
+    assert same([*plain.state_dict().values()], [*wrapped.state_dict().values()])

@@ -2,6 +2,7 @@
 
 import datetime
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from kit import small
-from kit.in_run import in_run
-from kit.small import data, difference, state
+from kit.own_data import Pulled
+from kit.small import data, difference, drive, fit, same, state
 from torch import Tensor, nn
 
 import headrace as hr
@@ -18,6 +19,7 @@ from headrace.loss import tally
 
 ROWS, BATCH = 20, 4  # five batches
 X, Y = DATA = data(ROWS)
+COLUMNS = {"x": X, "y": Y}
 
 
 def network(width: int = 8, seed: int = 0) -> nn.Sequential:
@@ -25,18 +27,14 @@ def network(width: int = 8, seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 3))
 
 
-def make(model: nn.Module | None = None, optimizer: Any = None, **options: Any) -> hr.Trainer:
+def make(model: nn.Module | None = None, optimizer: Any = small.adam, **options: Any) -> hr.Trainer:
     model = network() if model is None else model
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02) if optimizer is None else optimizer
-    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
+    return small.trainer(model, **{"optimizer": optimizer, "batch_size": BATCH} | options)
 
 
 def steps(trainer: hr.Trainer, run: Path, until: int | None = None, data: Any = DATA, **options: Any) -> int:
     """The loop, left after so many steps or trained to its end; the step at which it went on."""
-    for info in trainer.steps(data, **in_run(run, **{"epochs": 2} | options)):
-        if info.step == until:
-            break
-    return info.resumed
+    return drive(trainer, data, until=until, run=run, **options)
 
 
 def refused(trainer: hr.Trainer, run: Path, *words: str, data: Any = DATA, **options: Any) -> None:
@@ -48,7 +46,7 @@ def refused(trainer: hr.Trainer, run: Path, *words: str, data: Any = DATA, **opt
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
     assert not (where := difference(trainer, before)), where
     assert {file: file.read_bytes() for file in (run / "checkpoints").rglob("*.*")} == checkpoints
-    trainer.fit(data, epochs=1, progress=False)
+    fit(trainer, data, epochs=1)
 
 
 # --- another model, other data ------------------------------------------------------------------------------
@@ -87,68 +85,42 @@ def of_groups(*groups: Any) -> hr.Trainer:
     return make(model, torch.optim.Adam(made, lr=0.02))
 
 
-def momentum() -> hr.Trainer:
-    model = network(seed=1)
-    return make(model, small.momentum(model))
-
-
-OTHERS: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
-    "another model": (
-        make,
-        wide,
-        {},
-        ["missing in the checkpoint: 4.weight, 4.bias, 5.weight", "not in this model: 0.bias", "of another shape: 0.w"],
-    ),
-    "another precision": (
-        make,
-        lambda: make(network().double()),
-        {"data": (X.double(), Y)},
-        ["0.weight (float32[8, 6] there, float64[8, 6] here)"],
-    ),
-    "another objective": (with_prototypes, lambda: with_prototypes(2), {}, []),
-    "another optimizer": (make, momentum, {}, ["Adam", "SGD"]),
-    "another optimizer, overridden": (make, momentum, {"override": True}, ["Adam", "SGD"]),
-    "an optimizer of other parameters": (make, lambda: of_groups([1, 3]), {}, ["0.bias", "0.weight"]),
-    "an optimizer of other groups": (make, lambda: of_groups([0], [1, 3]), {}, ["optimizer"]),
-    "more rows": (make, make, {"data": (torch.cat([X, X]), torch.cat([Y, Y]))}, ["rows: saved 20, now 40"]),
-    "fewer rows": (make, make, {"data": (X[:10], Y[:10])}, ["rows: saved 20, now 10"]),
-    "another dtype": (make, make, {"data": {"x": X, "y": Y.int()}}, ["other data"]),
+with_momentum = partial(make, optimizer=small.momentum)
+MISSING = "missing in the checkpoint: 4.weight, 4.bias, 5.weight", "not in this model: 0.bias", "of another shape: 0.w"
+DOUBLE = "0.weight (float32[8, 6] there, float64[8, 6] here)"
+OTHERS: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, ...]]] = {
+    "another model": (make, wide, {}, MISSING),
+    "another precision": (make, lambda: make(network().double()), {"data": (X.double(), Y)}, (DOUBLE,)),
+    "another objective": (with_prototypes, lambda: with_prototypes(2), {}, ()),
+    "another optimizer": (make, with_momentum, {}, ("Adam", "SGD")),
+    "another optimizer, overridden": (make, with_momentum, {"override": True}, ("Adam", "SGD")),
+    "an optimizer of other parameters": (make, lambda: of_groups([1, 3]), {}, ("0.bias", "0.weight")),
+    "an optimizer of other groups": (make, lambda: of_groups([0], [1, 3]), {}, ("optimizer",)),
+    "more rows": (make, make, {"data": (torch.cat([X, X]), torch.cat([Y, Y]))}, ("rows: saved 20, now 40",)),
+    "fewer rows": (make, make, {"data": (X[:10], Y[:10])}, ("rows: saved 20, now 10",)),
+    "another dtype": (make, make, {"data": {"x": X, "y": Y.int()}}, ("other data",)),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_a_run_cannot_go_on_with_is_refused_with_all_that_is_different(name: str, tmp_path: Path) -> None:
+    """The control: only names, shapes and dtypes count; values come back."""
     first, other, options, words = OTHERS[name]
     steps(first(), tmp_path / "run", 3)
     refused(other(), tmp_path / "run", *words, **options)
-    assert steps(first(), tmp_path / "run") == 3
+    assert steps(with_prototypes(seed=1) if first is with_prototypes else make(network(seed=5)), tmp_path / "run") == 3
 
 
-@pytest.mark.parametrize("first", [make, with_prototypes])
-def test_a_model_and_an_objective_like_them_are_not_refused(first: Any, tmp_path: Path) -> None:
-    """The control: only names, shapes and dtypes count; values come back."""
-    steps(first(), tmp_path / "run", 3)
-    assert steps(make(network(seed=5)) if first is make else with_prototypes(seed=1), tmp_path / "run") == 3
+# --- sources ------------------------------------------------------------------------------------------------
 
 
-class Stream(hr.Source):
-    """Pulled one batch after the other; it starts again by itself."""
-
-    streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        start, self.at = self.at, min(ROWS, self.at + size)
-        if start == ROWS:
-            self.at = 0
-            return None
-        return hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
+def stream() -> Pulled:
+    """Rows that come one batch after the other, without a state to go back to."""
+    return Pulled(COLUMNS, state=False)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
+@pytest.mark.filterwarnings("ignore:Pulled has no state_dict")
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("every", ["1 epoch", "3 steps"])
 def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_beginning(
@@ -156,52 +128,47 @@ def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_b
 ) -> None:
     """Whenever checkpoints are due and however few are kept, the one to go on from is there."""
     whole, parts = make(), make()
-    history = whole.fit(Stream(), steps=20, progress=False)
-    options = {"progress": False, "run": hr.Run(tmp_path / "run", every=every, keep=keep)}
-    parts.fit(Stream(), steps=7, **options)
+    history = fit(whole, stream(), steps=20)
+    options = {"run": tmp_path / "run", "every": every, "keep": keep}
+    fit(parts, stream(), steps=7, **options)
     for limit, before in ((14, 5), (17, 10), (20, 15)):
         parts = make(network(seed=limit))
         with pytest.warns(UserWarning, match=rf"within an epoch, at step .* It goes on from step {before}, with data"):
-            found = parts.fit(Stream(), steps=limit, **options)
-    assert small.same(parts, whole)
-    assert found["train/loss"] == history["train/loss"]
+            found = fit(parts, stream(), steps=limit, **options)
+    assert same(parts, whole)
     assert list(found["train/loss"]) == list(history["train/loss"])
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Stream has no state_dict", "ignore:.*does not shard")
+@pytest.mark.filterwarnings("ignore:Pulled has no state_dict", "ignore:.*does not shard")
 def test_workers_that_read_a_source_without_state_go_on_from_the_beginning_of_an_epoch(tmp_path: Path) -> None:
     def trained(run: Path | None, limit: int) -> Any:
         trainer = make()
-        trainer.fit(Stream(), steps=limit, run=hr.Run(run, every="3 steps", keep=1), progress=False)
+        fit(trainer, stream(), steps=limit, run=run, every="3 steps", keep=1)
         return state(trainer)
 
     hr.launch(trained, tmp_path / "run", 7, workers=2)
     with pytest.warns(UserWarning, match="It goes on from step 5, with data that have to begin an epoch there"):
         parts = hr.launch(trained, tmp_path / "run", 12, workers=2)
-    assert small.same(parts, hr.launch(trained, None, 12, workers=2))
+    assert same(parts, hr.launch(trained, None, 12, workers=2))
 
 
 def test_a_source_without_state_is_refused_where_there_is_no_checkpoint_between_epochs(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="Stream has no state_dict"):
-        steps(make(), tmp_path / "run", 7, data=Stream())
+    with pytest.warns(UserWarning, match="Pulled has no state_dict"):
+        steps(make(), tmp_path / "run", 7, data=stream())
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         if not path.name.startswith(f"step-{7:012d}-"):
             path.rename(tmp_path / path.name)
-    words = "within an epoch, and Stream cannot go back", "state_dict"
-    refused(make(network(seed=2)), tmp_path / "run", *words, data=Stream())
+    words = "within an epoch, and Pulled cannot go back", "state_dict"
+    refused(make(network(seed=2)), tmp_path / "run", *words, data=stream())
 
 
-class Marked(Stream):
-    """One with a state, which may be anything."""
+class Marked(Pulled):
+    """A source with a state, which may be anything."""
 
     def __init__(self, more: Any = None) -> None:
-        super().__init__()
-        self.more, self.pulled = more, 0
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        self.pulled += 1
-        return super().next_batch(size)
+        super().__init__(COLUMNS)
+        self.more = more
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at, "deep": {"list": [1, self.more]}}
@@ -232,49 +199,49 @@ class Unsaid(nn.Sequential):
         pass
 
 
-UNFIT: list[tuple[str, dict[str, Any]]] = [
-    *(
-        (f"deep/list/1.*{words}", {"data": lambda value=value: Marked(value)})
-        for words, value in {
-            "a object": object(),
-            "a set": {1, 2},
-            "tuple": (1, 2),
-            r"nan \(float\)": float("nan"),
-            r"a dict with the keys \[1\]": {1: "one"},
-            "builtin_function_or_method": len,
-            "a timedelta": datetime.timedelta(1),
-            "a bytes": b"abc",
-            "an array of object": np.array([object()]),
-            "sparse": torch.eye(3).to_sparse(),
-        }.items()
-    ),
-    ("callbacks/Notes/note/inner.*a object", {"callbacks": lambda: [Notes({"inner": object()})]}),
-    ("_extra_state/what.*a set", {"model": lambda: Unsaid(*network())}),
+UNFIT: list[tuple[str, Any]] = [
+    ("a object", object()),
+    ("a set", {1, 2}),
+    ("tuple", (1, 2)),
+    (r"nan \(float\)", float("nan")),
+    (r"a dict with the keys \[1\]", {1: "one"}),
+    ("builtin_function_or_method", len),
+    ("a timedelta", datetime.timedelta(1)),
+    ("a bytes", b"abc"),
+    ("an array of object", np.array([object()])),
+    ("sparse", torch.eye(3).to_sparse()),
 ]
 
 
-@pytest.mark.parametrize(("words", "given"), UNFIT)
-def test_state_that_cannot_be_saved_is_refused_before_the_first_step(words: str, given: Any, tmp_path: Path) -> None:
-    made = {name: make() for name, make in given.items()}
-    trainer = make(made.pop("model", None))
+@pytest.mark.parametrize(
+    ("words", "make_given"),
+    [
+        *((f"deep/list/1.*{words}", lambda value=value: {"data": Marked(value)}) for words, value in UNFIT),
+        ("callbacks/Notes/note/inner.*a object", lambda: {"callbacks": [Notes({"inner": object()})]}),
+        ("_extra_state/what.*a set", lambda: {"model": Unsaid(*network())}),
+    ],
+)
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
+    words: str, make_given: Any, tmp_path: Path
+) -> None:
+    given = make_given()
+    trainer = make(given.pop("model", None))
     before = state(trainer)
     with pytest.raises(hr.CheckpointError, match=rf"(?s){words}"):
-        steps(trainer, tmp_path / "run", **made)
+        steps(trainer, tmp_path / "run", **given)
     assert not difference(trainer, before)
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [None, True, 2**70, 0.1, "α", X, np.arange(3), [1, {"a": [None]}], {}], ids=repr)
-def test_source_state_of_plain_values_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
-    steps(make(), tmp_path / "run", 3, data=Marked(value))
-    source = Marked("something else")
-    assert steps(make(), tmp_path / "run", 4, data=source) == 3
-    assert type(source.more) is type(value)
-    if isinstance(value, Tensor | np.ndarray):
-        assert (torch.as_tensor(source.more) == torch.as_tensor(value)).all()
-    else:
-        assert source.more == value
+def test_source_state_of_plain_values_comes_back_as_it_was(tmp_path: Path) -> None:
+    value = [None, True, 2**70, 0.1, "α", [1, {"a": [None]}], {}]
+    for number, more in enumerate([*value, value, X, np.arange(3)]):
+        steps(make(), tmp_path / str(number), 3, data=Marked(more))
+        source = Marked("something else")
+        assert steps(make(), tmp_path / str(number), 4, data=source) == 3
+        assert type(source.more) is type(more)
+        assert same(source.more, more)
 
 
 def test_callbacks_of_one_kind_get_back_what_each_of_them_had(tmp_path: Path) -> None:
@@ -284,7 +251,7 @@ def test_callbacks_of_one_kind_get_back_what_each_of_them_had(tmp_path: Path) ->
     assert steps(make(), tmp_path / "run", 5, callbacks=second) == 3
     assert [notes.seen for notes in second] == [5, 5, 5, 2]
     assert [notes.note for notes in second[:2]] == ["a", (1, float("inf"))]
-    assert torch.equal(second[2].note, X)
+    assert same(second[2].note, X)
     with pytest.warns(UserWarning, match="saved with a callback Notes 4 that is not there now"):
         steps(make(), tmp_path / "run", callbacks=second[:3], until=6)
 
@@ -338,20 +305,16 @@ class Huge(hr.Table):
 
 @pytest.mark.parametrize("order", ["full", "blocks", "none"])
 def test_a_run_far_into_its_data_goes_on_without_reading_what_came_before(order: str, tmp_path: Path) -> None:
-    def reader(position: int) -> hr.Reader:
-        reader = hr.Reader(Huge(), order, seed=3, block=10**6)
-        reader.load_state_dict({**reader.state_dict(), "position": position})
-        return reader
-
-    def trained(source: hr.Reader, until: int) -> list[int]:
-        assert steps(make(macrobatch=BATCH), tmp_path / "run", until, data=source, epochs=None, steps=9) in (0, 3)
-        assert isinstance(source.table, Huge)
-        return source.table.asked
+    def trained(position: int, until: int) -> list[int]:
+        source = hr.Reader(table := Huge(), order, seed=3, block=10**6)
+        source.load_state_dict({**source.state_dict(), "position": position})
+        assert steps(make(macrobatch=BATCH), tmp_path / "run", until, data=source, steps=9) in (0, 3)
+        return table.asked
 
     there = 9 * 10**8
-    order_of_rows = reader(0).order.indices(0, there, there + 100)
-    first, second = trained(reader(there), 3), trained(reader(0), 6)
+    expected = hr.Reader(Huge(), order, seed=3, block=10**6).order.indices(0, there, there + 6 * BATCH).tolist()
+    first, second = trained(there, 3), trained(0, 6)
     ahead = 3 * BATCH  # read, perhaps, and not used yet
-    assert first[: 3 * BATCH] == order_of_rows[: 3 * BATCH].tolist()
-    assert second[: 3 * BATCH] == order_of_rows[3 * BATCH : 6 * BATCH].tolist()
+    assert first[: 3 * BATCH] == expected[: 3 * BATCH]
+    assert second[: 3 * BATCH] == expected[3 * BATCH :]
     assert len(second) <= 3 * BATCH + ahead

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from kit.in_run import in_run
+from kit import small
 from kit.sampled import sampled
-from kit.small import data, model, same, state
-from kit.small import fit as small_fit
-from kit.small import trainer as small_trainer
+from kit.small import data, drive, model, same, state, stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -32,11 +30,16 @@ def make(seed: int = 0, rate: float = 0.02, **options: Any) -> hr.Trainer:
     """Five batches make an epoch."""
     made = network(seed)
     optimizer = torch.optim.Adam(made.parameters(), lr=rate)
-    return small_trainer(made, **{"optimizer": optimizer, "batch_size": 4} | options)
+    return small.trainer(made, **{"optimizer": optimizer, "batch_size": 4} | options)
 
 
-def fit(trainer: hr.Trainer, run: Path | None, **options: Any) -> hr.History:
-    return small_fit(trainer, DATA, VAL, **in_run(run, **{"epochs": 2} | options))
+def fit(trainer: hr.Trainer, run: Path | None, *test: Any, **options: Any) -> hr.History:
+    return small.fit(trainer, DATA, VAL, *test, run=run, **{"epochs": 2} | options)
+
+
+def left_at(run: Path, step: int) -> None:
+    """A trainer's loop is left after so many steps."""
+    drive(make(), DATA, VAL, until=step, run=run)
 
 
 def weights_of(run: Path, step: int) -> dict[str, Tensor]:
@@ -47,23 +50,11 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def left_at(run: Path, step: int, **options: Any) -> hr.Trainer:
-    """A trainer whose loop was left after so many steps."""
-    trainer = make()
-    for info in trainer.steps(DATA, VAL, **in_run(run, **{"epochs": 2} | options)):
-        if info.step == step:
-            break
-    return trainer
-
-
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
-class Refuses(hr.Callback):
-    """Does not want to begin."""
-
-    def on_fit_start(self, info: hr.Info) -> None:
-        raise ZeroDivisionError
+def refuses(info: hr.Info) -> None:
+    raise ZeroDivisionError
 
 
 def plateau(optimizer: torch.optim.Optimizer) -> Any:
@@ -72,17 +63,14 @@ def plateau(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
 
+NOTHING = hr.Schedule(plateau, monitor="val/nothing")
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
     "another word": ({}, {"resume": "never"}, hr.RunError),
     "another setting": ({"clip_norm": 3.0}, {}, hr.CheckpointError),
     "a number that will not come": ({}, {"callbacks": [hr.EarlyStopping("val/nothing", mode="min")]}, hr.ConfigError),
     "no such parameter": ({}, {"callbacks": [hr.Freeze("nothing.*")]}, hr.ConfigError),
-    "a plateau of nothing": (
-        {"schedule": hr.Schedule(plateau, monitor="val/nothing")},
-        {"override": True},
-        hr.ConfigError,
-    ),
-    "a callback": ({}, {"callbacks": [Refuses()]}, ZeroDivisionError),
+    "a plateau of nothing": ({"schedule": NOTHING}, {"override": True}, hr.ConfigError),
+    "a callback": ({}, {"callbacks": [hr.Lambda(on_fit_start=refuses)]}, ZeroDivisionError),
 }
 
 
@@ -92,12 +80,11 @@ def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(wha
     settings, options, error = REFUSED[what]
     fit(make(), tmp_path / "run")
     trainer = make(seed=5, **settings)
-    history = trainer.fit(DATA, VAL, epochs=1, progress=False, validate_every="2 steps") if not settings else None
+    history = fit(trainer, None, epochs=1, validate_every="2 steps") if not settings else None
     if settings:
         trainer.validate(VAL)
-    rows, weights = list(trainer.history.rows), state(trainer.model)
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in trainer.optimizer.param_groups]
-    before = contents(tmp_path / "run")
+    rows, before = list(trainer.history.rows), contents(tmp_path / "run")
+    weights, groups = state(trainer.model), state(trainer.optimizer.state_dict()["param_groups"])
     with pytest.raises(error):
         fit(trainer, tmp_path / "run", **{"epochs": 3} | options)
     after = contents(tmp_path / "run")
@@ -110,7 +97,7 @@ def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(wha
     assert history is None or trainer.history is history
     if what != "a callback":  # which may look at the model that goes on
         assert same(trainer.model, weights)
-    assert [{k: v for k, v in g.items() if k != "params"} for g in trainer.optimizer.param_groups] == groups
+    assert same(trainer.optimizer.state_dict()["param_groups"], groups)
     assert main(["report", str(tmp_path / "run")]) == 0
     assert '<p class="status finished">' in (tmp_path / "run" / "report.html").read_text()
 
@@ -118,28 +105,25 @@ def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(wha
 # --- how it begins ------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_does_not_exist_is_begun_and_one_that_exists_is_gone_on_with(tmp_path: Path) -> None:
-    left_at(tmp_path / "run", 3)
-    resumed, whole = make(seed=1), make()
-    history = fit(resumed, tmp_path / "run")
-    assert history.rows == fit(whole, None).rows
-    assert same(resumed.model, whole.model)
-
-
-def test_training_in_a_run_changes_nothing_of_the_training(tmp_path: Path) -> None:
+def test_training_in_a_run_changes_nothing_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     kept, plain = make(), make()
-    assert fit(kept, tmp_path / "run", every="1 step").rows == fit(plain, None).rows
+    rows = fit(plain, None).rows
+    assert os.listdir(tmp_path) == [], "without a run nothing is written"
+    assert fit(kept, tmp_path / "run", every="1 step").rows == rows
     assert same(kept.model, plain.model)
     assert not same(kept.model, network())
 
 
-def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    fit(make(), None, every="1 step")
-    assert os.listdir(tmp_path) == []
+def test_a_run_is_gone_on_with_by_another_trainer_or_by_its_own(tmp_path: Path) -> None:
+    stop_and_resume(make, [3], tmp_path, DATA, VAL)
+    trainer, whole = make(), make()
+    fit(trainer, tmp_path / "run", epochs=1)
+    assert fit(trainer, tmp_path / "run", epochs=3).rows == fit(whole, None, epochs=3).rows
+    assert same(trainer.model, whole.model)
 
 
-def test_must_refuses_a_run_that_is_not_there_and_makes_none(tmp_path: Path) -> None:
+def test_must_refuses_a_run_that_is_not_there_and_never_one_that_is(tmp_path: Path) -> None:
     trainer = make()
     with pytest.raises(hr.RunError, match=r"resume='must'.*nowhere"):
         fit(trainer, tmp_path / "nowhere", resume="must")
@@ -147,36 +131,13 @@ def test_must_refuses_a_run_that_is_not_there_and_makes_none(tmp_path: Path) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(hr.RunError, match=r"resume='must'.*empty"):
         fit(trainer, tmp_path / "empty", resume="must")
-    assert same(trainer.model, network())
-    fit(trainer, None)
-
-
-def test_never_begins_a_run_and_refuses_one_that_has_checkpoints(tmp_path: Path) -> None:
     fit(make(), tmp_path / "run", resume="never")
-    before, trainer = contents(tmp_path / "run" / "checkpoints"), make(seed=1)
-    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    before = contents(tmp_path / "run")
     with pytest.raises(hr.RunError, match=r"resume='never', and .* has 3 checkpoints, the last of step 10"):
         fit(trainer, tmp_path / "run", resume="never")
-    assert contents(tmp_path / "run" / "checkpoints") == before
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
-    assert same(trainer.model, network(1))
-
-
-def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("chapter one")
-    trainer = make()
-    with pytest.raises(hr.RunError, match=r"is not a run.*thesis.tex"):
-        fit(trainer, tmp_path)
-    assert contents(tmp_path) == {"thesis.tex": b"chapter one"}
+    assert contents(tmp_path / "run").items() - before.items() <= {("log.txt", (tmp_path / "run/log.txt").read_bytes())}
+    assert same(trainer.model, network())
     fit(trainer, None)
-
-
-def test_one_trainer_goes_on_with_its_own_run(tmp_path: Path) -> None:
-    trainer, whole = make(), make()
-    fit(trainer, tmp_path / "run", epochs=1)
-    history = fit(trainer, tmp_path / "run", epochs=3)
-    assert history.rows == fit(whole, None, epochs=3).rows
-    assert same(trainer.model, whole.model)
 
 
 # --- how it ends --------------------------------------------------------------------------------------------
@@ -186,15 +147,14 @@ def test_a_finished_run_trains_nothing_says_so_and_gives_the_whole_history(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = make(metrics=["accuracy", "confusion"])
-    rows = first.fit(DATA, VAL, TEST, run=tmp_path / "run", epochs=2, progress=False).rows
+    rows = fit(first, tmp_path / "run", TEST).rows
     assert {"train/loss", "val/accuracy", "test/loss", "test/confusion"} <= rows[-1].keys()
     before = contents(tmp_path / "run" / "checkpoints"), (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for _ in range(2):
         second, modes = make(seed=1, metrics=["accuracy", "confusion"]), []
         second.model.register_forward_pre_hook(lambda model, _, modes=modes: modes.append(model.training))
-        history = second.fit(DATA, VAL, TEST, run=tmp_path / "run", epochs=2, progress="plain")
-        assert history.rows == rows
-        assert history.stopped == "2 epochs reached"
+        history = fit(second, tmp_path / "run", TEST, progress="plain")
+        assert (history.rows, history.stopped) == (rows, "2 epochs reached")
         assert True not in modes
         assert same(second.model, first.model)
         told = capsys.readouterr().err
@@ -204,10 +164,9 @@ def test_a_finished_run_trains_nothing_says_so_and_gives_the_whole_history(
 
 
 def test_a_run_that_was_left_at_its_last_step_is_tested_when_it_is_gone_on_with(tmp_path: Path) -> None:
-    whole = make().fit(DATA, VAL, TEST, epochs=2, progress=False)
+    whole = fit(make(), None, TEST)
     left_at(tmp_path / "run", 10)
-    history = make(seed=1).fit(DATA, VAL, TEST, run=tmp_path / "run", epochs=2, progress=False)
-    assert history.rows == whole.rows
+    assert fit(make(seed=1), tmp_path / "run", TEST).rows == whole.rows
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [5, 10, 10]
     assert lines[-1]["test/loss"] == whole.last["test/loss"]
@@ -224,18 +183,11 @@ class Strange:
         return {}
 
     def compute(self) -> Any:
-        return {
-            "nan": float("nan"),
-            "inf": float("inf"),
-            "tensor": torch.ones(2),
-        }
+        return {"nan": float("nan"), "inf": float("inf"), "tensor": torch.ones(2)}
 
 
 def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_were(tmp_path: Path) -> None:
-    rows = [
-        repr(make(metrics={"strange": Strange()}).fit(DATA, VAL, TEST, run=tmp_path, epochs=1, progress=False).rows)
-        for _ in range(2)
-    ]
+    rows = [repr(fit(make(metrics={"strange": Strange()}), tmp_path, TEST, epochs=1).rows) for _ in range(2)]
     assert "'test/strange': {'nan': nan, 'inf': inf" in rows[0]
     assert rows[1] == rows[0]
 
@@ -248,14 +200,16 @@ def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_
 def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
     restore: bool | None, schedule: str, tmp_path: Path
 ) -> None:
+    """The rate is so high that the last weights are not the best. The model ends as the best, the run as the last."""
+
     def trainer(seed: int = 0) -> hr.Trainer:
         step = hr.Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="1 step")
-        return make(seed, rate=0.3, schedule=None if schedule == "constant" else step)
+        return make(seed, rate=0.5, schedule=None if schedule == "constant" else step)
 
     def watching() -> list[hr.Callback]:
         return [] if restore is None else [hr.EarlyStopping(patience=50, restore_best=restore)]
 
-    whole, parts = trainer(), [trainer(seed) for seed in range(3)]
+    whole, plain, parts = trainer(), trainer(), [trainer(seed) for seed in range(3)]
     expected = fit(whole, tmp_path / "whole", epochs=7, callbacks=watching(), keep="all")
     for part, epochs in zip(parts, (2, 3, 7), strict=True):
         found = fit(part, tmp_path / "parts", epochs=epochs, callbacks=watching(), keep="all")
@@ -264,19 +218,12 @@ def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
         assert same(weights_of(tmp_path / "parts", step), part.model)
     assert found.rows == expected.rows
     assert same(parts[-1].model, whole.model)
-    assert same(*(weights_of(tmp_path / name, 35) for name in ("whole", "parts")))
-
-
-def test_the_model_ends_as_best_while_the_last_checkpoint_stays_the_last(tmp_path: Path) -> None:
-    """The rate is so high that the last weights are not the best."""
-    trainer, plain = make(rate=0.5), make(rate=0.5)
-    losses = fit(trainer, tmp_path / "run", epochs=6, callbacks=[hr.EarlyStopping(patience=50)])["val/loss"]
-    fit(plain, None, epochs=6)
-    assert losses.index(min(losses)) < 5
-    assert trainer.validate(VAL)["val/loss"] == min(losses)
-    assert Store(tmp_path / "run" / "checkpoints", None).steps()[-1] == 30
-    assert same(weights_of(tmp_path / "run", 30), plain.model)
-    assert not same(trainer.model, plain.model)
+    fit(plain, None, epochs=7)
+    assert all(same(weights_of(tmp_path / name, 35), plain.model) for name in ("whole", "parts"))
+    if restore:
+        assert losses.index(min(losses)) < 6
+        assert whole.validate(VAL)["val/loss"] == min(losses)
+        assert not same(whole.model, plain.model)
 
 
 def test_one_that_is_made_longer_within_an_epoch_goes_on_counting_its_batches(tmp_path: Path) -> None:
@@ -302,11 +249,9 @@ def test_a_run_that_goes_on_with_other_threads_says_so_once(tmp_path: Path, thre
     left_at(tmp_path / "run", 5)  # as before: not a word
     torch.set_num_threads(threads + 1)
     with pytest.warns(UserWarning, match="run was saved with") as told:
-        assert left_at(tmp_path / "run", 7).history is not None
-    assert len(told) == 1
-    assert f"with threads {threads} (now {threads + 1}): it goes on, but perhaps not bit for bit" in str(
-        told[0].message
-    )
+        left_at(tmp_path / "run", 7)
+    (text,) = [str(each.message) for each in told]
+    assert f"with threads {threads} (now {threads + 1}): it goes on, but perhaps not bit for bit" in text
     left_at(tmp_path / "run", 9)  # it was saved with as many
 
 
@@ -315,20 +260,16 @@ def test_reports_after_the_last_checkpoint_stay_until_the_training_goes_on(tmp_p
         if info.step == 4:
             raise KeyError("killed")
 
-    def refused(_: hr.Info) -> None:
-        raise KeyError("refused")
-
     reports = tmp_path / "run" / "metrics.jsonl"
-    options: dict[str, Any] = {
-        "steps": 8,
-        "log_every": "1 step",
-        "run": hr.Run(tmp_path / "run", every="9 epochs"),
-    }
-    for why, hook in (("killed", hr.Lambda(on_step_end=killed)), ("refused", hr.Lambda(on_fit_start=refused))):
-        with pytest.raises(KeyError, match=why):
-            make().fit(DATA, callbacks=[hook], progress=False, **options)
+    options: dict[str, Any] = {"epochs": None, "steps": 8, "log_every": "1 step", "every": "9 epochs"}
+    for error, hook in (
+        (KeyError, hr.Lambda(on_step_end=killed)),
+        (ZeroDivisionError, hr.Lambda(on_fit_start=refuses)),
+    ):
+        with pytest.raises(error):
+            fit(make(), tmp_path / "run", callbacks=[hook], **options)
         assert len(reports.read_text().splitlines()) == 3
-    make().fit(DATA, progress=False, **options)
+    fit(make(), tmp_path / "run", **options)
     assert len(reports.read_text().splitlines()) == 8
 
 
@@ -340,6 +281,5 @@ def test_minutes_count_on_from_where_they_were(tmp_path: Path) -> None:
     minutes = [store.load(step).documents["trainer.json"]["counters"]["minutes"] for step in store.steps()]
     assert minutes == sorted(minutes)
     assert minutes[1] < before[0]
-    trainer = make(seed=1)
-    history = fit(trainer, tmp_path / "run", minutes=minutes[-1] / 2, epochs=9)
+    history = fit(make(seed=1), tmp_path / "run", minutes=minutes[-1] / 2, epochs=9)
     assert (history.last["step"], history.stopped) == (10, f"{hr.Length(minutes[-1] / 2, 'minutes')} reached")

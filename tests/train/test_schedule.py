@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.small import data, same, stop_and_resume
+from kit import small
+from kit.own_data import Pulled
+from kit.small import data, drive, same, stop_and_resume
 from torch import nn
 from torch.optim import lr_scheduler as rates
 
@@ -17,14 +20,18 @@ import headrace as hr
 
 ROWS, BATCH = 18, 4  # five batches, the last of 2
 X, Y = DATA = data(ROWS)
+COLUMNS = {"x": X, "y": Y}
 
 
 def make(schedule: Any, rate: Any = 1.0, kind: Any = torch.optim.SGD, **options: Any) -> hr.Trainer:
     torch.manual_seed(0)
-    model = nn.Linear(6, 3)
-    return hr.Trainer(
-        model, hr.CrossEntropy(), kind(model.parameters(), lr=rate), batch_size=BATCH, schedule=schedule, **options
+    return small.trainer(
+        nn.Linear(6, 3), **{"optimizer": partial(kind, lr=rate), "batch_size": BATCH, "schedule": schedule, **options}
     )
+
+
+def down(progress: float) -> float:
+    return 1 - progress
 
 
 class Rates(hr.Callback):
@@ -37,72 +44,30 @@ class Rates(hr.Callback):
         self.used.append(float(info.trainer.optimizer.param_groups[0]["lr"]))
 
 
-def used(trainer: hr.Trainer, val: Any = None, **limits: Any) -> list[float]:
+def used(trainer: hr.Trainer, *sources: Any, **limits: Any) -> list[float]:
     seen = Rates()
-    trainer.fit(DATA, val, progress=False, callbacks=[seen], **limits or {"epochs": 2})
+    small.fit(trainer, *(sources or [DATA]), callbacks=[seen], **limits)
     return seen.used
 
 
 # --- curves -------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("curve", [hr.Cosine, hr.Linear])
-def test_a_warm_up_rises_in_a_straight_line_and_then_falls_to_the_floor(curve: Any) -> None:
-    factor = curve(0.2, floor=0.1)
-    assert [factor(p) for p in (0.0, 0.05, 0.1, 0.2)] == pytest.approx([0, 0.25, 0.5, 1])
-    assert factor(0.6) == pytest.approx(0.55)
-    assert factor(0.4) == pytest.approx(0.775 if curve is hr.Linear else 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
-    assert factor(1.0) == pytest.approx(0.1)
-    assert factor(1.7) == pytest.approx(0.1)
-
-
-def test_a_rate_stays_until_its_decay_begins() -> None:
-    factor = hr.WSD(0.1, decay=0.2, floor=0.1)
-    assert [factor(p) for p in (0.0, 0.05, 0.1, 0.5, 0.79)] == pytest.approx([0, 0.5, 1, 1, 1])
-    assert [factor(p) for p in (0.9, 1.0, 1.3)] == pytest.approx([0.55, 0.1, 0.1])
-    assert hr.WSD(0.1, 0.2, shape="sqrt")(0.85) == pytest.approx(0.5)
-    assert hr.WSD(0.1, 0.2, shape="cosine")(0.85) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    assert hr.WSD(0.1, decay=0.0)(1.0) == 1.0
+QUARTER = (1 + math.cos(math.pi / 4)) / 2
+UP = {0.0: 0, 0.05: 0.25, 0.1: 0.5, 0.2: 1, 0.6: 0.55, 1.0: 0.1, 1.7: 0.1}
+CURVES: list[tuple[Any, dict[float, float]]] = [
+    (hr.Linear(0.2, floor=0.1), {**UP, 0.4: 0.775}),
+    (hr.Cosine(0.2, floor=0.1), {**UP, 0.4: 0.1 + 0.9 * QUARTER}),
+    (hr.WSD(0.1, decay=0.2, floor=0.1), {0: 0, 0.05: 0.5, 0.1: 1, 0.5: 1, 0.79: 1, 0.9: 0.55, 1.0: 0.1, 1.3: 0.1}),
+    (hr.WSD(0.1, 0.2, shape="sqrt"), {0.85: 0.5}),
+    (hr.WSD(0.1, 0.2, shape="cosine"), {0.85: QUARTER}),
+    (hr.WSD(0.1, decay=0.0), {1.0: 1.0}),
+    (hr.InverseSqrt(0.04), {0: 0, 0.02: 0.5, 0.04: 1, 0.16: 0.5, 1.0: 0.2}),
+]
 
 
-def test_an_inverse_square_root_falls_wherever_the_training_ends() -> None:
-    factor = hr.InverseSqrt(0.04)
-    assert [factor(p) for p in (0.0, 0.02, 0.04, 0.16, 1.0)] == pytest.approx([0, 0.5, 1, 0.5, 0.2])
-
-
-@pytest.mark.parametrize("limits", [{"steps": 20}, {"epochs": 4}, {"samples": 72}, {"epochs": 9, "steps": 20}])
-def test_lengths_are_counted_in_updates_however_long_the_training_is(limits: dict[str, int]) -> None:
-    """20 updates, in epochs of five: four of warm-up, then 8 of decay."""
-    found = used(make(hr.WSD("4 steps", "8 steps")), **limits)
-    unit = 18 / 5 if "samples" in limits else 1  # the last batch of an epoch is small, so samples only come close
-    expected = [k / 4 if k < 4 else 1.0 if k < 12 else (20 - k) / 8 for k in range(20)]
-    assert found == pytest.approx(expected, abs=1e-9 if unit == 1 else 0.12)
-    if "steps" in limits:
-        assert found == expected
-
-
-def test_a_cooldown_of_a_trunk_has_the_bits_of_the_training_that_ends_there(tmp_path: Path) -> None:
-    def trainer() -> hr.Trainer:
-        return make(hr.WSD("3 steps", decay="6 steps"), 0.1, torch.optim.AdamW)
-
-    trainer().fit(DATA, steps=31, progress=False, run=hr.Run(tmp_path / "trunk", every="7 steps", keep=9))
-    cooled, straight = trainer(), trainer()
-    run = hr.Run(tmp_path / "cooled", parent=f"{tmp_path / 'trunk'}@14")
-    cooled.fit(DATA, steps=20, progress=False, run=run)
-    straight.fit(DATA, steps=20, progress=False)
-    assert same(cooled, straight)
-
-
-def test_one_cycle_is_that_of_torch() -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    theirs = rates.OneCycleLR(optimizer, 0.5, total_steps=101, cycle_momentum=False)
-    ours = hr.OneCycle(peak=29.3 / 100)  # torch puts the peak at step 0.3 · 101 - 1
-    for step in range(101):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * ours(step / 100), abs=2e-6)
-        optimizer.step()
-        if step < 100:
-            theirs.step()
+@pytest.mark.parametrize(("curve", "points"), CURVES)
+def test_a_curve_goes_through_the_points_of_its_formula(curve: Any, points: dict[float, float]) -> None:
+    assert [curve(progress) for progress in points] == pytest.approx([*points.values()])
 
 
 @given(st.floats(0, 1), st.floats(0.0, 0.99))
@@ -112,121 +77,85 @@ def test_every_curve_stays_between_nothing_and_the_rate_which_it_has_at_its_top(
         assert factor(top) == pytest.approx(1.0)
 
 
-# --- by progress --------------------------------------------------------------------------------------------
+def test_one_cycle_is_that_of_torch() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    theirs = rates.OneCycleLR(optimizer, 0.5, total_steps=101, cycle_momentum=False)
+    ours = hr.OneCycle(peak=29.3 / 100)  # torch puts the peak at step 0.3 · 101 - 1
+    for step in range(101):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * ours(step / 100), abs=2e-6)
+        optimizer.step()
+        if step < 100:
+            theirs.step()
+
+
+@pytest.mark.parametrize("limits", [{"steps": 20}, {"epochs": 4}, {"samples": 72}, {"epochs": 9, "steps": 20}])
+def test_lengths_are_counted_in_updates_however_long_the_training_is(limits: dict[str, int]) -> None:
+    """20 updates, in epochs of five: four of warm-up, then 8 of decay."""
+    found = used(make(hr.WSD("4 steps", "8 steps")), **limits)
+    expected = [k / 4 if k < 4 else 1.0 if k < 12 else (20 - k) / 8 for k in range(20)]
+    # the last batch of an epoch is small, so samples only come close
+    assert found == pytest.approx(expected, abs=0.12 if "samples" in limits else 1e-9)
+    assert found == expected or "steps" not in limits
+
+
+def test_a_cooldown_of_a_trunk_has_the_bits_of_the_training_that_ends_there(tmp_path: Path) -> None:
+    def trainer() -> hr.Trainer:
+        return make(hr.WSD("3 steps", decay="6 steps"), 0.1, torch.optim.AdamW)
+
+    small.fit(trainer(), DATA, steps=31, run=tmp_path / "trunk", every="7 steps", keep=9)
+    cooled, straight = trainer(), trainer()
+    small.fit(cooled, DATA, steps=20, run=hr.Run(tmp_path / "cooled", parent=f"{tmp_path / 'trunk'}@14"))
+    small.fit(straight, DATA, steps=20)
+    assert same(cooled, straight)
+
+
+# --- by progress, and by lengths ------------------------------------------------------------------------------
+
+TENTHS = [k / 10 for k in range(10)]
 
 
 @pytest.mark.parametrize(
     ("limits", "progress"),
     [
-        ({"epochs": 2}, [k / 10 for k in range(10)]),
+        ({"epochs": 2}, TENTHS),
         ({"steps": 4}, [0, 0.25, 0.5, 0.75]),
         ({"samples": 20}, [0, 0.2, 0.4, 0.6, 0.8, 0.9]),
-        ({"epochs": 2, "steps": 5}, [0, 0.2, 0.4, 0.6, 0.8]),
-        ({"epochs": 1, "steps": 50}, [0, 0.2, 0.4, 0.6, 0.8]),
-        ({"epochs": 1, "minutes": 1e9}, [0, 0.2, 0.4, 0.6, 0.8]),
+        ({"epochs": 2, "steps": 5}, TENTHS[::2]),
+        ({"epochs": 1, "steps": 50}, TENTHS[::2]),
+        ({"epochs": 1, "minutes": 1e9}, TENTHS[::2]),
     ],
 )
 def test_the_rate_of_an_update_is_that_of_the_progress_before_it(limits: Any, progress: list[float]) -> None:
-    found = used(make(lambda p: 1 - p), **limits)
-    assert found == pytest.approx([1 - p for p in progress])
+    assert used(make(down), **limits) == pytest.approx([1 - p for p in progress])
+
+
+class Summed(nn.Linear):
+    """The sum of what a linear layer makes of the items of a row."""
+
+    def forward(self, words: hr.Ragged) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(words.padded().sum(dim=1))
 
 
 @pytest.mark.parametrize("rows_of", ["rows", "items", "take"])
 def test_where_batches_change_their_size_progress_goes_by_rows(rows_of: str) -> None:
-    data: Any = DATA
+    source: Any = DATA
+    trainer = make(down, batch_size={0: 4, "1 epoch": 6})
     if rows_of == "items":
-        data = hr.ArrayTable({"words": hr.Ragged.of([torch.randn(1 + k % 3, 6) for k in range(ROWS)]), "y": Y})
-        data = hr.Reader(data, count="words", seed=1)
+        table = hr.ArrayTable({"words": hr.Ragged.of([torch.randn(1 + k % 3, 6) for k in range(ROWS)]), "y": Y})
+        source, trainer = hr.Reader(table, count="words", seed=1), small.trainer(Summed(6, 3), schedule=down)
     if rows_of == "take":
-        data = hr.head(hr.Reader(hr.ArrayTable({"x": X, "y": Y})), ROWS)
-    trainer = make(lambda p: 1 - p)
-    trainer.batch_size = {0: 4, "1 epoch": 6}
-    if rows_of == "items":
-        model = Summed()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, schedule=lambda p: 1 - p)
-    before = 0
-    for info in trainer.steps(data, epochs=2):
-        assert info.rate == pytest.approx(1 - before / (2 * ROWS))
+        source = hr.head(hr.Reader(hr.ArrayTable(COLUMNS)), ROWS)
+    before, first = 0, trainer.optimizer.param_groups[0]["lr"]
+    for info in trainer.steps(source, epochs=2):
+        assert info.rate == pytest.approx(first * (1 - before / (2 * ROWS)))
         before = info.samples
 
 
-class Summed(nn.Module):
-    """The sum of what a linear layer makes of the items of a row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, words: hr.Ragged) -> torch.Tensor:
-        return self.layer(words.padded().sum(dim=1))
-
-
-class Plain(hr.Source):
-    """Rows in order, that nobody has counted beforehand."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    @property
-    def streams(self) -> list[hr.Stream]:
-        return [hr.Stream("x", (6,)), hr.Stream("y", (), "int64")]
-
-    def next_batch(self, size: int, shard: Any = None) -> hr.Batch | None:
-        start, self.at = self.at, min(ROWS, self.at + size)
-        return None if start == self.at else hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
 def test_where_no_source_counts_its_rows_the_first_epoch_tells_how_many_the_next_ones_have() -> None:
-    seen = Rates()
-    make(lambda p: 1 - p).fit(Plain(), epochs=3, callbacks=[seen], progress=False)
     later = [(ROWS * epoch + min(ROWS, BATCH * k)) / (3 * ROWS) for epoch in (1, 2) for k in range(5)]
-    assert seen.used == pytest.approx([1 - 0.5 / 3] * 5 + [1 - progress for progress in later])
-    warm = Rates()
-    make(hr.Cosine()).fit(Plain(), epochs=3, callbacks=[warm], progress=False)
-    assert min(warm.used) > 0
-
-
-RESUMED: dict[str, tuple[Any, Any]] = {
-    "by what the first epoch has told": (lambda: lambda p: 1 - p, Plain),
-    "by lengths": (lambda: {0: 0.5, "1 epoch": 0.25, "8 steps": 0.125}, lambda: DATA),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_schedule_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
-    schedule, source = RESUMED[name]
-    stop_and_resume(lambda: make(schedule()), [2, 5, 8], tmp_path, source, epochs=3)
-
-
-def test_another_schedule_by_lengths_is_another_setting(tmp_path: Path) -> None:
-    make({0: 0.5}).fit(DATA, epochs=1, run=tmp_path, progress=False)
-    with pytest.raises(hr.CheckpointError, match="schedule"):
-        make({0: 0.5, "9 steps": 0.1}).fit(DATA, epochs=3, run=tmp_path, progress=False)
-
-
-@pytest.mark.parametrize("left", [2, 5, 8])
-def test_progress_goes_on_where_it_was_with_batches_of_another_size(left: int, tmp_path: Path) -> None:
-    seen = Rates()
-    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, callbacks=[seen], run=tmp_path / "run"):
-        if info.step == left:
-            break
-    trainer = make(lambda p: 1 - p)
-    smaller = hr.Trainer(
-        trainer.model, hr.CrossEntropy(), trainer.optimizer, batch_size=2, schedule=lambda p: 1 - p
-    )  # nine batches
-    smaller.fit(DATA, epochs=4, callbacks=[seen], progress=False, run=hr.Run(tmp_path / "run", override=True))
-    assert seen.used[left] == pytest.approx(1 - left / 20, abs=1 / 36)
-    falls = [a - b for a, b in zip(seen.used[left:], seen.used[left + 1 :], strict=False)]
-    assert max(falls) == pytest.approx(1 / 36)
-    assert seen.used[-1] == pytest.approx(1 / 36)
+    expected = [1 - 0.5 / 3] * 5 + [1 - progress for progress in later]
+    assert used(make(down), Pulled(COLUMNS), epochs=3) == pytest.approx(expected)
+    assert min(used(make(hr.Cosine()), Pulled(COLUMNS), epochs=3)) > 0
 
 
 @pytest.mark.parametrize(
@@ -243,16 +172,24 @@ def test_rates_by_lengths_hold_from_the_first_batch_at_their_point(given: Any, e
     assert used(make(given, rate=7.0)) == expected
 
 
+@pytest.mark.parametrize("left", [2, 5, 8])
+def test_progress_goes_on_where_it_was_with_batches_of_another_size(left: int, tmp_path: Path) -> None:
+    drive(make(down), DATA, until=left, epochs=4, run=tmp_path / "run")
+    found = used(make(down, batch_size=2), epochs=4, run=tmp_path / "run", override=True)  # nine batches
+    assert found[0] == pytest.approx(1 - left / 20, abs=1 / 36)
+    assert max(a - b for a, b in pairwise(found)) == pytest.approx(1 / 36)
+    assert found[-1] == pytest.approx(1 / 36)
+
+
 @pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [(lambda p: 1 - p, [2, 1.6, 1.2, 0.8, 0.4]), ({0: 1.0, "2 steps": 0.1}, [1, 1, 0.1, 0.1, 0.1])],
+    ("schedule", "expected"), [(down, [2, 1.6, 1.2, 0.8, 0.4]), ({0: 1.0, "2 steps": 0.1}, [1, 1, 0.1, 0.1, 0.1])]
 )
 def test_other_groups_keep_their_ratio_and_another_training_begins_with_the_first_rate(
     schedule: Any, expected: list[float]
 ) -> None:
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=2.0)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, schedule=schedule)
+    trainer = small.trainer(model, optimizer=optimizer, batch_size=BATCH, schedule=schedule)
     for _ in range(2):
         seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
         assert [first for first, _ in seen] == pytest.approx(expected)
@@ -260,9 +197,30 @@ def test_other_groups_keep_their_ratio_and_another_training_begins_with_the_firs
 
 
 @pytest.mark.parametrize(
+    ("schedule", "last"), [(hr.Linear(0), [0.1, 0.05]), ({0: 1.0, "5 steps": 0.4}, [0.4, 0.2])], ids=str
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_rate(
+    schedule: Any, last: list[float], several: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    optimizers = [torch.optim.SGD([param], lr=1.0) for param in model[1].parameters()]
+    chosen = optimizers if several else torch.optim.SGD(model[1].parameters(), lr=1.0)
+    trainer = small.trainer(model, optimizer=chosen, batch_size=BATCH, schedule=schedule)
+    for info in trainer.steps(DATA, steps=10):
+        if info.step == 3:
+            model[0].requires_grad_(True)
+            member = optimizers[0] if several else trainer.optimizer
+            member.add_param_group({"params": [*model[0].parameters()], "lr": 0.5})
+    found = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert found == pytest.approx([last[0]] * (len(found) - 1) + [last[1]])
+
+
+@pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (lambda progress: 1 - progress, [1.0, 0.9, 0.8, 0.7, 0.6]),
+        (down, [1.0, 0.9, 0.8, 0.7, 0.6]),
         (hr.Schedule(lambda o, n: rates.LambdaLR(o, lambda k: 1 - k / 10), every="1 step"), [1.0, 0.9, 0.8, 0.7, 0.6]),
         (hr.Schedule(lambda optimizer: rates.StepLR(optimizer, 1)), [1.0] * 5),
     ],
@@ -274,43 +232,26 @@ def test_a_rate_that_is_set_between_two_trainings_is_what_the_schedule_begins_wi
     limits = {"epochs": 2} if isinstance(schedule, hr.Schedule) else {"steps": 10}
     first = used(trainer, **limits)
     trainer.optimizer.param_groups[0]["lr"] = 0.01
+    if schedule is down:  # a training that is refused does not take it
+        with pytest.raises(hr.ConfigError, match="minutes vary"):
+            used(trainer, minutes=1.0)
     found = used(trainer, **limits)
     assert found[:5] == pytest.approx([0.01 * factor for factor in expected])
     assert found == pytest.approx([0.1 * rate for rate in first])
     assert used(trainer, **limits) == pytest.approx(found), "one that is left alone begins anew where it began"
 
 
-def test_a_training_that_is_refused_does_not_take_the_rate_that_was_set() -> None:
-    trainer = make(lambda progress: 1 - progress, rate=0.1)
-    used(trainer, steps=5)
-    trainer.optimizer.param_groups[0]["lr"] = 0.03
-    with pytest.raises(hr.ConfigError, match="minutes vary"):
-        used(trainer, minutes=1.0)
-    assert used(trainer, steps=5)[0] == pytest.approx(0.03)
-
-
 def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
     rate = torch.tensor(1.0)
-    trainer = make(lambda p: 1 - p, rate, torch.optim.Adam)
+    trainer = make(down, rate, torch.optim.Adam)
     assert used(trainer, epochs=1) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
     assert trainer.optimizer.param_groups[0]["lr"] is rate
-
-
-def test_several_optimizers_are_all_moved() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 3)})
-    model.forward = lambda x: {"a": model["a"](x), "b": model["b"](x)}  # type: ignore[method-assign]
-    optimizers = {key: torch.optim.SGD(model[key].parameters(), lr=1.0 + (key == "b")) for key in "ab"}
-    losses = {key: hr.CrossEntropy(output=key) for key in "ab"}
-    trainer = hr.Trainer(model, losses, optimizers, batch_size=BATCH, schedule=lambda p: 1 - p)
-    for info in trainer.steps(DATA, epochs=1):
-        assert optimizers["a"].param_groups[0]["lr"] == pytest.approx(1.2 - 0.2 * info.step)
-        assert optimizers["b"].param_groups[0]["lr"] == pytest.approx(2.4 - 0.4 * info.step)
 
 
 def test_the_rates_are_those_of_a_loop_of_ones_own() -> None:
     """To the last bit."""
     trainer = make(hr.Cosine(0.2), 0.3, order="none")
-    trainer.fit(DATA, epochs=2, progress=False)
+    small.fit(trainer, DATA)
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -320,7 +261,7 @@ def test_the_rates_are_those_of_a_loop_of_ones_own() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(X[part]), Y[part]).backward()
         optimizer.step()
-    assert torch.equal(trainer.model.weight, model.weight)
+    assert same(trainer.model, model)
 
 
 # --- torch's ------------------------------------------------------------------------------------------------
@@ -334,35 +275,26 @@ def optional_total(optimizer: torch.optim.Optimizer, total: int | None = None) -
     return rates.LinearLR(optimizer, 1.0, 0.0, total_iters=total or 1)
 
 
-@pytest.mark.parametrize(
-    ("make_scheduler", "expected"),
-    [
-        (lambda optimizer: rates.StepLR(optimizer, 1, gamma=0.5), [1.0] * 5 + [0.5] * 5),
-        (lambda o, gamma=0.5: rates.StepLR(o, 1, gamma), [1.0] * 5 + [0.5] * 5),
-        (partial(rates.StepLR, step_size=1, gamma=0.5), [1.0] * 5 + [0.5] * 5),
-        (partial(rates.LinearLR, start_factor=0.5, total_iters=1), [0.5] * 5 + [1.0] * 5),
-        (lambda o, total: rates.LinearLR(o, 1.0, 0.0, total_iters=total // 10), [1.0] * 5 + [0.0] * 5),
-        (optional_total, [1.0] * 5 + [0.0] * 5),  # it does not require the total of steps
-        (rates.ReduceLROnPlateau, [1.0] * 10),
-    ],
-)
-def test_what_makes_a_scheduler_is_called_with_the_arguments_that_it_requires(
-    make_scheduler: Any, expected: list[float]
+MAKERS: list[tuple[Any, str, list[float]]] = [
+    (lambda optimizer: rates.StepLR(optimizer, 1, gamma=0.5), "1 epoch", [1.0] * 5 + [0.5] * 5),
+    (lambda o, gamma=0.5: rates.StepLR(o, 1, gamma), "1 epoch", [1.0] * 5 + [0.5] * 5),
+    (partial(rates.StepLR, step_size=1, gamma=0.5), "1 epoch", [1.0] * 5 + [0.5] * 5),
+    (partial(rates.LinearLR, start_factor=0.5, total_iters=1), "1 epoch", [0.5] * 5 + [1.0] * 5),
+    (lambda o, total: rates.LinearLR(o, 1.0, 0.0, total_iters=total // 10), "1 epoch", [1.0] * 5 + [0.0] * 5),
+    (optional_total, "1 epoch", [1.0] * 5 + [0.0] * 5),  # it does not require the total of steps
+    (rates.ReduceLROnPlateau, "1 epoch", [1.0] * 10),
+    (halving, "1 step", [2.0**-k for k in range(10)]),
+    (halving, "2 steps", [2.0 ** -(k // 2) for k in range(10)]),
+    (halving, "2 epochs", [1.0] * 10),
+    (halving, "9 samples", [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]),
+]
+
+
+@pytest.mark.parametrize(("make_scheduler", "every", "expected"), MAKERS)
+def test_a_scheduler_is_made_with_the_arguments_that_it_requires_and_steps_as_often_as_it_is_told(
+    make_scheduler: Any, every: str, expected: list[float]
 ) -> None:
-    assert used(make(hr.Schedule(make_scheduler)), DATA, epochs=2) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("every", "expected"),
-    [
-        ("1 step", [2.0**-k for k in range(10)]),
-        ("2 steps", [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625]),
-        ("2 epochs", [1.0] * 10),
-        ("9 samples", [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]),
-    ],
-)
-def test_or_as_often_as_it_is_told(every: str, expected: list[float]) -> None:
-    assert used(make(hr.Schedule(halving, every=every))) == expected
+    assert used(make(hr.Schedule(make_scheduler, every=every)), DATA, DATA) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -382,17 +314,17 @@ def test_it_is_told_how_many_updates_there_will_be_where_that_is_known(limits: A
         told.append(steps)
         return rates.LambdaLR(optimizer, lambda k: 1.0)
 
-    for _ in make(hr.Schedule(make_scheduler)).steps(DATA, **limits):
-        break
+    drive(make(hr.Schedule(make_scheduler)), DATA, until=1, **limits)
     assert told == [total]
 
 
-def test_a_plateau_is_told_the_score_of_the_validation_just_made() -> None:
-    trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o, "max", patience=0, factor=0.5)))
-    found = used(trainer, DATA, epochs=3)
-    assert found == [1.0] * 10 + [0.5] * 5
-    trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o), monitor="train/loss"))
-    assert len(used(trainer)) == 10
+def falls(every: str = "1 epoch", monitor: str = "val/loss") -> hr.Schedule:
+    """Half the rate with each number after the first: a loss is never much larger than it was."""
+
+    def make_scheduler(optimizer: torch.optim.Optimizer) -> Any:
+        return rates.ReduceLROnPlateau(optimizer, "max", patience=0, threshold=9.0, factor=0.5)
+
+    return hr.Schedule(make_scheduler, every=every, monitor=monitor)
 
 
 @pytest.mark.parametrize(
@@ -403,62 +335,39 @@ def test_a_plateau_is_told_the_score_of_the_validation_just_made() -> None:
         ("2 epochs", "1 epoch", [10, 20, 30]),
         ("1 step", "1 epoch", [5, 10, 15, 20, 25, 30]),
         ("3 epochs", "2 epochs", [20, 30]),
+        ("1 epoch", None, [5, 10, 15, 20, 25, 30]),  # by the training's own loss
     ],
 )
 def test_a_plateau_waits_until_its_number_is_measured_and_is_told_each_number_once(
-    every: str, validate_every: str, told: list[int]
+    every: str, validate_every: str | None, told: list[int]
 ) -> None:
-    trainer, found = make(falls(every)), []
-    for info in trainer.steps(DATA, DATA, epochs=6, validate_every=validate_every):
+    trainer, found = make(falls(every, "val/loss" if validate_every else "train/loss")), []
+    val = {"val": DATA, "validate_every": validate_every} if validate_every else {}
+    for info in trainer.steps(DATA, epochs=6, **val):
         if info.rate < (found[-1][1] if found else 1.0):
             found.append((info.step, info.rate))
     assert [step for step, _ in found] == told[1:], "the first number is the best so far"
 
 
-@pytest.mark.parametrize(
-    ("schedule", "last"),
-    [(hr.Linear(0), [0.1, 0.05]), ({0: 1.0, "5 steps": 0.4}, [0.4, 0.2])],
-    ids=["curve", "lengths"],
-)
-@pytest.mark.parametrize("several", [False, True])
-def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_rate(
-    schedule: Any, last: list[float], several: bool
-) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
-    model[0].requires_grad_(False)
-    optimizers = [torch.optim.SGD([param], lr=1.0) for param in model[1].parameters()]
-    chosen = optimizers if several else torch.optim.SGD(model[1].parameters(), lr=1.0)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), chosen, batch_size=BATCH, schedule=schedule)
-    for info in trainer.steps(DATA, steps=10):
-        if info.step == 3:
-            model[0].requires_grad_(True)
-            member = optimizers[0] if several else trainer.optimizer
-            member.add_param_group({"params": [*model[0].parameters()], "lr": 0.5})
-    found = [group["lr"] for group in trainer.optimizer.param_groups]
-    assert found == pytest.approx([last[0]] * (len(found) - 1) + [last[1]])
+RESUMED: dict[str, tuple[Any, Any, list[int]]] = {
+    "by what the first epoch has told": (lambda: down, lambda: Pulled(COLUMNS), [2, 5, 8]),
+    "by lengths": (lambda: {0: 0.5, "1 epoch": 0.25, "8 steps": 0.125}, lambda: DATA, [2, 5, 8]),
+    "a plateau that waits": (falls, lambda: DATA, [11]),  # due with update 10; its number comes with update 12
+}
 
 
-def test_a_plateau_that_waits_waits_on_after_a_resume(tmp_path: Path) -> None:
-    """Due since the epoch ended with update 10, its number comes with update 12."""
-    options: dict[str, Any] = {"epochs": 3, "validate_every": "4 steps"}
-    resumed = stop_and_resume(lambda: make(falls("1 epoch")), [11], tmp_path, DATA, DATA, every="1 step", **options)
-    assert {row["rate"] for row in resumed.history if row["step"] > 12} == {0.5}
-
-
-def falls(every: str) -> hr.Schedule:
-    """Half the rate with each number after the first: a loss is never much larger than it was."""
-    return hr.Schedule(
-        lambda o, n: rates.ReduceLROnPlateau(o, "max", patience=0, threshold=9.0, factor=0.5), every=every
-    )
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_schedule_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
+    schedule, source, steps = RESUMED[name]
+    how: dict[str, Any] = {"epochs": 3, "validate_every": "4 steps", "every": "1 step"}
+    resumed = stop_and_resume(lambda: make(schedule()), steps, tmp_path, source, DATA, **how)
+    if schedule is falls:
+        assert {row["rate"] for row in resumed.history if row["step"] > 12} == {0.5}
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [(None, [1.0] * 10), (hr.Schedule(halving), [1.0] * 5 + [0.5] * 5)])
 def test_a_training_that_goes_on_with_another_schedule_has_the_first_rate_again(
     schedule: Any, expected: list[float], tmp_path: Path
 ) -> None:
-    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, run=tmp_path / "run"):
-        if info.step == 10:
-            break
-    run = hr.Run(tmp_path / "run", override=True)
-    assert used(make(schedule), epochs=4, run=run) == expected
+    drive(make(down), DATA, until=10, epochs=4, run=tmp_path / "run")
+    assert used(make(schedule), epochs=4, run=tmp_path / "run", override=True) == expected

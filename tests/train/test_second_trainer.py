@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit import trainees
+from kit import small, trainees
 from kit.forked import hear, start, tell
 
 import headrace as hr
@@ -177,7 +177,7 @@ def test_a_worker_that_outlives_its_trainer_does_not_hold_the_run(tmp_path: Path
 
 def refused(run: Path) -> str:
     with pytest.raises(hr.RunError) as caught:
-        trainees.fit(trainees.trainer(microbatch=None), run)
+        small.fit(small.trainer(), run=run)
     return str(caught.value)
 
 

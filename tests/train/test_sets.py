@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from kit.late import pandas as pd
+from kit.small import fit, stop_and_resume
 from kit.sums import X, Y, make
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,11 +21,11 @@ SETS: dict[str, Any] = {"clean": (X, Y), "noisy": {"x": NOISY, "y": Y}}
 
 def fitted(**options: Any) -> tuple[hr.Trainer, hr.History]:
     trainer = make(metrics=["mae"])
-    return trainer, trainer.fit((X, Y), **{"epochs": 3, "progress": False} | options)
+    return trainer, fit(trainer, (X, Y), **options)
 
 
-def test_every_set_is_scored_as_it_is_alone() -> None:
-    trainer, history = fitted(val=SETS, test={"first": (X[:9], Y[:9])})
+def test_every_set_is_scored_as_it_is_alone_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, history = fitted(val=SETS, test={"first": (X[:9], Y[:9])}, epochs=3, progress="plain")
     for name, data in SETS.items():
         alone = trainer.validate(data)
         assert [history.last[f"val/{name}/{key}"] for key in ("loss", "mae")] == [alone["val/loss"], alone["val/mae"]]
@@ -30,6 +33,11 @@ def test_every_set_is_scored_as_it_is_alone() -> None:
     assert "val/loss" not in history.last
     assert trainer.validate(SETS) == {key: value for key, value in history.last.items() if key.startswith("val/")}
     assert len(history["val/clean/loss"]) == 3
+    line = capsys.readouterr().err.splitlines()[0]
+    assert "val/clean/loss" in line
+    assert "val/noisy/mae" in line
+    labels = [text.get_text() for text in history.plot().axes[0].get_legend().get_texts()]
+    assert labels == ["train", "val/clean", "val/noisy", "test/first"]
 
 
 @pytest.mark.parametrize(
@@ -45,37 +53,25 @@ def test_sets_are_whatever_data_may_be(sets: dict[str, Any]) -> None:
     assert all(history.last[f"val/{name}/loss"] > 0 for name in sets)
 
 
-@pytest.mark.parametrize("kind", ["pandas", "arrow"])
-def test_frames_are_sets(kind: str) -> None:
-    import pandas as pd
-    import pyarrow as pa
-
-    columns = {"x": np.arange(8.0, dtype="float32"), "y": np.ones(8, "float32")}
-    frame = pd.DataFrame(columns) if kind == "pandas" else pa.table(columns)
+@pytest.mark.parametrize("kind", [lambda columns: pd.DataFrame(columns), pa.table])
+def test_frames_are_sets(kind: Any) -> None:
+    frame = kind({"x": np.arange(8.0, dtype="float32"), "y": np.ones(8, "float32")})
     trainer = hr.Trainer(nn.Identity(), hr.MSE())
     found = trainer.validate({"clean": frame, "noisy": frame})
     assert found["val/clean/loss"] == found["val/noisy/loss"] == trainer.validate(frame)["val/loss"] == 11.5
 
 
-def test_two_frames_of_which_one_is_the_target_are_one_set() -> None:
-    import pandas as pd
-
-    trainer = hr.Trainer(nn.Identity(), hr.MSE())
+def test_streams_and_a_frame_with_the_frame_of_its_target_are_one_set() -> None:
     x, y = pd.DataFrame({"a": [1.0, 2.0]}), pd.DataFrame({"b": [1.0, 1.0]})
-    assert trainer.validate({"x": x, "y": y})["val/loss"] == 0.5
-
-
-def test_a_dict_of_streams_is_one_set() -> None:
-    _, history = fitted(val={"x": X, "y": Y})
-    assert history.last["val/loss"] > 0
+    assert hr.Trainer(nn.Identity(), hr.MSE()).validate({"x": x, "y": y})["val/loss"] == 0.5
+    assert fitted(val={"x": X, "y": Y})[1].last["val/loss"] > 0
 
 
 def test_a_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
-    stop = lambda: [hr.EarlyStopping("val/noisy/loss", patience=2), hr.BestModel("val/clean/mae")]  # noqa: E731
-    _, whole = fitted(val=SETS, epochs=4, callbacks=stop())
-    fitted(val=SETS, epochs=2, callbacks=stop(), run=tmp_path / "run")
-    trainer, resumed = fitted(val=SETS, epochs=4, callbacks=stop(), run=tmp_path / "run")
-    assert resumed.rows == whole.rows
+    def stop() -> list[hr.Callback]:
+        return [hr.EarlyStopping("val/noisy/loss", patience=2), hr.BestModel("val/clean/mae")]
+
+    trainer = stop_and_resume(lambda: make(metrics=["mae"]), [10], tmp_path, (X, Y), SETS, callbacks=stop, epochs=4)
     assert trainer.history.best is not None
 
 
@@ -86,12 +82,3 @@ def test_the_best_is_told_by_the_name_of_a_set() -> None:
     assert trainer.validate((X, -1e3 * Y))["val/loss"] == min(history["val/up/loss"])
     with pytest.raises(hr.ConfigError, match=r"'val/loss', which is not measured. Did you mean 'val/up/loss' or"):
         fitted(val=worse, callbacks=[hr.EarlyStopping()])
-
-
-def test_progress_and_figures_show_every_set(capsys: pytest.CaptureFixture[str]) -> None:
-    _, history = fitted(val=SETS, progress="plain")
-    line = capsys.readouterr().err.splitlines()[0]
-    assert "val/clean/loss" in line
-    assert "val/noisy/mae" in line
-    labels = [text.get_text() for text in history.plot().axes[0].get_legend().get_texts()]
-    assert labels == ["train", "val/clean", "val/noisy"]

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from kit import small
 from kit.sampled import sampled
-from kit.small import BATCH, ROWS, data, momentum, same
-from kit.small import model as plain
-from kit.small import trainer as small_trainer
+from kit.small import BATCH, ROWS, data, drive, fit, momentum, same
 from torch import Tensor, nn
 
 import headrace as hr
@@ -21,7 +20,7 @@ X, Y = DATA = data()  # batches of 16, 16, 16 and 2
 
 
 def make(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    return small_trainer(plain(norm=True, dropout=0.2) if model is None else model, **options)
+    return small.trainer(small.model(norm=True, dropout=0.2) if model is None else model, **options)
 
 
 def ordinary(trainer: hr.Trainer) -> bool:
@@ -34,13 +33,17 @@ def ordinary(trainer: hr.Trainer) -> bool:
 
 def test_steps_shows_where_the_loop_is_after_every_update() -> None:
     trainer = make(macrobatch=2 * BATCH)
-    seen = []
+    seen, fired = [], []
     for info in trainer.steps(DATA, epochs=2):
         assert (info.batches, info.macrobatches, info.rate) == (4, 2, 0.1)
         assert info.trainer is trainer
         assert info.losses.keys() == {"total_loss", "cross_entropy"}
         assert all(type(loss) is float for loss in info.losses.values())
         seen.append((info.step, info.samples, info.epoch, info.batch, info.macrobatch, info.ends_epoch))
+        if info.fires("3 steps"):
+            fired.append(info.step)
+        with pytest.raises(hr.ConfigError, match="every='5 minutes': minutes differ from run to run"):
+            info.fires("5 minutes")
     assert seen == [
         (1, 16, 0, 1, 1, False),
         (2, 32, 0, 2, 1, False),
@@ -51,45 +54,23 @@ def test_steps_shows_where_the_loop_is_after_every_update() -> None:
         (7, 98, 1, 3, 2, False),
         (8, 100, 2, 4, 2, True),
     ]
+    assert fired == [3, 6]
     assert info.history.stopped == "2 epochs reached"
     assert ordinary(trainer)
 
 
-def test_steps_can_be_left_early() -> None:
+def test_steps_can_be_left_early_asked_to_stop_or_fail_and_the_model_is_released() -> None:
     trainer = make()
     trainer.model[3].eval()
-    for info in trainer.steps(DATA):
-        assert not trainer.model[3].training
-        if info.step == 3:
-            break
+    drive(trainer, until=3)
     assert trainer.history.stopped == "left"
     assert ordinary(trainer)
     assert [m.training for m in trainer.model] == [True, True, True, False, True]
-    trainer.fit(DATA, epochs=1, progress=False)
-
-
-def test_an_interval_may_be_asked_for_by_its_name_and_is_none_of_the_clock() -> None:
-    trainer = make()
-    fired = [info.step for info in trainer.steps(DATA, epochs=2) if info.fires("3 steps")]
-    assert fired == [3, 6]
-    for info in trainer.steps(DATA, epochs=1):
-        with pytest.raises(hr.ConfigError, match="every='5 minutes': minutes differ from run to run"):
-            info.fires("5 minutes")
-
-
-def test_steps_can_be_asked_to_stop_and_reports_what_it_has() -> None:
-    trainer = make()
     for info in trainer.steps(DATA, val=DATA):
         if info.step == 6:
             info.stop("enough")
-    assert info.step == 6
-    assert info.history.stopped == "enough"
-    assert info.history.last["step"] == 6
+    assert (info.step, info.history.stopped, info.history.last["step"]) == (6, "enough", 6)
     assert {"train/loss", "val/loss"} <= info.history[-1].keys()
-
-
-def test_an_error_in_the_body_of_the_loop_releases_the_model() -> None:
-    trainer = make()
 
     def fails() -> None:
         for info in trainer.steps(DATA):
@@ -97,6 +78,22 @@ def test_an_error_in_the_body_of_the_loop_releases_the_model() -> None:
 
     with pytest.raises(ZeroDivisionError, match="1"):
         fails()
+    assert ordinary(trainer)
+    fit(copy.deepcopy(trainer))
+
+
+class Leaves(hr.Elastic):
+    """A strategy whose goodbye to the center fails."""
+
+    def leave(self) -> None:
+        super().leave()
+        raise OSError("the center is gone")
+
+
+def test_the_model_is_ordinary_again_also_where_taking_leave_of_the_others_fails() -> None:
+    trainer = make(strategy=Leaves("2 steps"))
+    with pytest.raises(OSError, match="the center is gone"):
+        fit(trainer, epochs=1)
     assert ordinary(trainer)
 
 
@@ -112,28 +109,23 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(6, 3)
-    trainer = make(model, loss=hr.CrossEntropy() + 0.5 * hr.L2Prior(1.0))
-    raw = nn.Linear(6, 3)
-    raw.load_state_dict(model.state_dict())
-    optimizer = momentum(raw)
+    model, raw = small.model(), small.model()
+    trainer, optimizer = make(model, loss=hr.CrossEntropy() + 0.5 * hr.L2Prior(1.0)), momentum(raw)
     for part in (slice(0, 16), slice(16, 21)):
         optimizer.zero_grad()
-        loss, prior = F.cross_entropy(raw(X[part]), Y[part]), 0.5 * raw.weight.square().sum()
-        (loss + 0.5 * prior).backward()
-        losses = trainer.step(FORMS[form](X[part], Y[part]))
-        assert losses.keys() == {"total_loss", "cross_entropy", "l2_prior"}
-        assert float(losses["cross_entropy"]) == pytest.approx(float(loss.detach()), rel=1e-5)
-        assert float(losses["l2_prior"]) == pytest.approx(0.5 * float(prior.detach()), rel=1e-5)
-        assert float(losses["total_loss"]) == pytest.approx(
-            sum(float(losses[k]) for k in ("cross_entropy", "l2_prior"))
-        )
-        assert float(losses["total_loss"]) == pytest.approx(float((loss + 0.5 * prior).detach()), rel=1e-5)
+        loss = F.cross_entropy(raw(X[part]), Y[part])
+        prior = 0.5 * 0.5 * sum(p.square().sum() for p in raw.parameters() if p.dim() > 1)
+        (loss + prior).backward()
+        found = {name: float(value) for name, value in trainer.step(FORMS[form](X[part], Y[part])).items()}
+        expected = {"total_loss": loss + prior, "cross_entropy": loss, "l2_prior": prior}
+        assert found == pytest.approx({name: float(value.detach()) for name, value in expected.items()}, rel=1e-5)
         optimizer.step()
     torch.testing.assert_close(model.state_dict(), raw.state_dict())
     trainer.release()
     assert ordinary(trainer)
+
+
+# --- predictions ------------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -192,11 +184,10 @@ def test_predict_is_made_in_eval_mode_without_gradients() -> None:
     out = trainer.predict(X)
     assert not out.requires_grad
     torch.testing.assert_close(out, trainer.predict(X))  # dropout would differ
-    trainer.model.eval()
-    torch.testing.assert_close(out, trainer.model(X).detach())
-    assert not any(m.training for m in trainer.model.modules())
-    trainer.predict(X)
-    assert not any(m.training for m in trainer.model.modules())
+    torch.testing.assert_close(out, trainer.model.eval()(X).detach())
+
+
+# --- modes ------------------------------------------------------------------------------------------------------
 
 
 class Modes(nn.Module):
@@ -214,20 +205,25 @@ class Modes(nn.Module):
         return x
 
 
-CALLS: dict[str, Callable[[hr.Trainer], Any]] = {
-    "fit": lambda t: t.fit(DATA, epochs=1, progress=False),
-    "steps": lambda t: list(t.steps(DATA, epochs=1)),
-    "step": lambda t: t.step(DATA),
-    "validate": lambda t: t.validate(DATA),
-    "predict": lambda t: t.predict(X),
+USES: dict[str, Callable[[hr.Trainer], Any]] = {
+    "fit": lambda trainer: trainer.fit(DATA, epochs=1, progress=False),
+    "steps": lambda trainer: list(trainer.steps(DATA, epochs=1)),
+    "step": lambda trainer: trainer.step(DATA),
+    "validate": lambda trainer: trainer.validate(DATA),
+    "predict": lambda trainer: trainer.predict(X),
+    "test": lambda trainer: trainer.test(DATA),
+    "release": lambda trainer: trainer.release(),
+    "find_lr": lambda trainer: trainer.find_lr(DATA),
+    "find_batch_size": lambda trainer: trainer.find_batch_size(DATA),
 }
+PASSES = [*USES][:5]
 
 
 @pytest.mark.parametrize(
     ("owner", "call", "raises"),
     sampled(
-        product(["trains", "froze one", "rests"], CALLS, [False, True]),
-        keep=[*product(["froze one"], CALLS, [True]), ("trains", "predict", False), ("rests", "fit", False)],
+        product(["trains", "froze one", "rests"], PASSES, [False, True]),
+        keep=[*product(["froze one"], PASSES, [True]), ("trains", "predict", False), ("rests", "fit", False)],
         of=4,
     ),
 )
@@ -243,28 +239,13 @@ def test_every_module_has_its_own_mode_back(owner: str, call: str, raises: bool)
     trainer = make(model)
     if raises:
         with pytest.raises(KeyError, match="on purpose"):
-            CALLS[call](trainer)
+            USES[call](trainer)
     else:
-        CALLS[call](trainer)
+        USES[call](trainer)
     assert [m.training for m in model.modules()] == before
     trains = call in ("fit", "steps", "step")
     assert set(one.seen) == {trains and owner != "froze one"}
     assert set(other.seen) == {trains}
-
-
-class Leaves(hr.Elastic):
-    """A strategy whose goodbye to the center fails."""
-
-    def leave(self) -> None:
-        super().leave()
-        raise OSError("the center is gone")
-
-
-def test_the_model_is_ordinary_again_also_where_taking_leave_of_the_others_fails() -> None:
-    trainer = make(strategy=Leaves("2 steps"))
-    with pytest.raises(OSError, match="the center is gone"):
-        trainer.fit(DATA, epochs=1, progress=False)
-    assert ordinary(trainer)
 
 
 # --- one thread at a time ---------------------------------------------------------------------------------------
@@ -276,52 +257,37 @@ def elsewhere(call: Callable[[], Any]) -> Any:
         return pool.submit(call).result()
 
 
-USES: dict[str, Callable[[hr.Trainer], Any]] = {
-    "predict": lambda trainer: trainer.predict(X),
-    "validate": lambda trainer: trainer.validate(DATA),
-    "test": lambda trainer: trainer.test(DATA),
-    "step": lambda trainer: trainer.step(DATA),
-    "fit": lambda trainer: trainer.fit(DATA, epochs=1, progress=False),
-    "steps": lambda trainer: trainer.steps(DATA, epochs=1),
-    "release": lambda trainer: trainer.release(),
-    "find_lr": lambda trainer: trainer.find_lr(DATA),
-    "find_batch_size": lambda trainer: trainer.find_batch_size(DATA),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("use", USES)
-def test_another_thread_cannot_use_a_trainer_that_trains(use: str) -> None:
+def test_another_thread_cannot_use_or_change_a_trainer_that_trains() -> None:
     def second(info: hr.Info) -> None:
+        for name, use in USES.items() if info.step == 3 else ():
+            with pytest.raises(hr.ConfigError, match=rf"{name}\(\) was called while another thread trains"):
+                elsewhere(lambda use=use: use(trainer))
         if info.step == 3:
-            with pytest.raises(hr.ConfigError, match=r"\(\) was called while another thread trains"):
-                elsewhere(lambda: USES[use](trainer))
+            with pytest.raises(hr.ConfigError, match=r"setting clip_norm was called while another thread trains"):
+                elsewhere(lambda: setattr(trainer, "clip_norm", 0.1))
 
     trainer, alone = make(), make()
     torch.manual_seed(0)
-    alone.fit(DATA, epochs=2, progress=False)
+    fit(alone)
     torch.manual_seed(0)
-    trainer.fit(DATA, epochs=2, progress=False, callbacks=[hr.Lambda(on_step_end=second)])
+    fit(trainer, callbacks=[hr.Lambda(on_step_end=second)])
     assert same(trainer, alone)
     assert trainer.history.rows == alone.history.rows
-    elsewhere(lambda: USES[use](trainer))  # afterwards any thread may
-
-
-@pytest.mark.parametrize("use", ["predict", "validate", "step", "fit", "release"])
-def test_the_thread_that_trains_may_use_the_trainer_as_it_likes(use: str) -> None:
-    trainer = make()
-    both = hr.Lambda(on_step_end=lambda info: USES[use](trainer))
-    seen = [USES[use](trainer) for _ in trainer.steps(DATA, epochs=1, callbacks=[both])]
-    assert len(seen) == 4
-
-
-def test_a_setting_cannot_be_changed_by_another_thread_while_a_trainer_trains() -> None:
-    trainer = make()
-    for info in trainer.steps(DATA, epochs=1):
-        if info.step == 2:
-            with pytest.raises(hr.ConfigError, match=r"setting clip_norm was called while another thread trains"):
-                elsewhere(lambda: setattr(trainer, "clip_norm", 0.1))
+    for use in USES.values():
+        elsewhere(lambda use=use: use(trainer))  # afterwards any thread may
     trainer.clip_norm = 0.1
+
+
+def test_the_thread_that_trains_may_use_the_trainer_as_it_likes() -> None:
+    trainer, seen = make(), []
+
+    def use_all(info: hr.Info) -> None:
+        seen.append([USES[use](trainer) for use in ("predict", "validate", "step", "fit", "release")])
+
+    for info in trainer.steps(DATA, epochs=1, callbacks=[hr.Lambda(on_step_end=use_all)]):
+        use_all(info)
+    assert len(seen) == 8
 
 
 def test_a_map_that_calls_the_trainer_that_reads_it_is_refused() -> None:
@@ -348,10 +314,4 @@ def test_a_loop_may_be_handed_from_thread_to_thread() -> None:
     assert trainer.predict(X).shape == (ROWS, 3), "the thread that had it last has ended"
     elsewhere(lambda: steps.close())  # type: ignore[attr-defined]
     assert seen == [1, 2, 3]
-    assert ordinary(trainer)
-
-
-def test_a_trainer_can_be_copied() -> None:
-    trainer = copy.deepcopy(make())
-    trainer.fit(DATA, epochs=1, progress=False)
     assert ordinary(trainer)

@@ -43,13 +43,6 @@ def take_over(path: Path, keep: Keep) -> None:
     Store(path, RUN, keep).save(contents_again(STEP), again=True)
 
 
-def operations(root: Path, keep: Keep) -> list[str]:
-    trace = Trace()
-    with performing(trace):
-        take_over(shutil.copytree(root / "template", root / "traced"), keep)
-    return trace.operations
-
-
 def one_of_the_two(path: Path) -> str:
     """Which of the two is the newest."""
     newest = Store(path, RUN).newest()
@@ -66,16 +59,11 @@ def test_a_checkpoint_takes_the_place_of_one_of_the_same_step(root: Path) -> Non
     assert os.listdir(path) == [f"step-{STEP:012d}-000003"]
 
 
-def places(names: list[str]) -> list[tuple[int, str]]:
-    """All moments between two operations, before the first and after the last."""
-    return [*((n, "before") for n in range(len(names))), (len(names) - 1, "after")]
-
-
-def left(path: Path, keep: Keep) -> str:
-    """Which of the two is left; nothing else is but what the next save clears away."""
-    found = one_of_the_two(path)
-    goes_on(path, keep, NEXT)
-    return found
+def operations(root: Path, keep: Keep) -> list[str]:
+    trace = Trace()
+    with performing(trace):
+        take_over(shutil.copytree(root / "template", root / "traced"), keep)
+    return trace.operations
 
 
 @pytest.mark.slow
@@ -83,13 +71,15 @@ def left(path: Path, keep: Keep) -> str:
 def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
     """Nothing after that place is performed, as if the process had been killed there."""
     seen, lost = [], []
-    for at, when in places(operations(root, keep)):
+    count = len(operations(root, keep))
+    for at, when in [*((n, "before") for n in range(count)), (count - 1, "after")]:
         path = shutil.copytree(root / "template", root / f"{at}-{when}")
         with performing(death := Death(at=at, when=when)), suppress(Died):
             take_over(path, keep)
         assert death.dead, (at, when)
         try:
-            seen.append(left(path, keep))
+            seen.append(one_of_the_two(path))
+            goes_on(path, keep, NEXT)  # and clears away what was left over
         except AssertionError as error:
             lost.append((at, when, error))
     assert lost == []

@@ -1,4 +1,4 @@
-"""Metrics by name equal those of torchmetrics: with ties, missing classes, and labels that are ignored."""
+"""Metrics by name equal those of torchmetrics and scikit-learn: with ties, missing classes, and ignored labels."""
 
 import warnings
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from kit.late import late
 from kit.metric_sums import metric_sums
 from torch import Tensor
 
-tm = late("torchmetrics.classification")
+sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
 regression, text = late("torchmetrics.regression"), late("torchmetrics.text")
 AVERAGES = ("macro", "micro", "weighted", "none")
 KINDS = {"precision": "Precision", "recall": "Recall", "f1": "F1Score"}
@@ -33,7 +33,7 @@ def drawn(case: int, *shape: int) -> tuple[torch.Generator, Tensor]:
 
 
 def agree(wanted: dict[str, Any], outputs: Tensor, targets: Tensor, reads: str, ignore: int | None = None) -> None:
-    """Two twins, fed three rows at a time and joined, compute what torchmetrics computes of all rows."""
+    """Two twins, fed three rows at a time and joined, compute what these libraries compute of all rows."""
     twins = [metric_sums(list(wanted), reads, ignore) for _ in range(2)]
     for number, part in enumerate(zip(outputs.split(3), targets.split(3), strict=True)):
         twins[number % 2].add_rows(*part)
@@ -45,6 +45,19 @@ def agree(wanted: dict[str, Any], outputs: Tensor, targets: Tensor, reads: str, 
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+def of_sklearn(y: Tensor, outputs: Tensor) -> dict[str, Any]:
+    """What torchmetrics computes otherwise, or not at all."""
+    labels, p = list(range(outputs.shape[1])), outputs.argmax(dim=1)
+    return {
+        "accuracy:macro": sk.balanced_accuracy_score(y, p),
+        "error": 1 - sk.accuracy_score(y, p),
+        "error:macro": 1 - sk.balanced_accuracy_score(y, p),
+        "top-2": sk.top_k_accuracy_score(y, outputs, k=2, labels=labels),
+        "iou": sk.jaccard_score(y, p, average="macro"),
+        "iou:none": sk.jaccard_score(y, p, average=None, labels=labels, zero_division=0),
+    }
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_several_classes(case: int) -> None:
     classes, met = 3 + case % 3, 1 + case % 4
@@ -52,6 +65,7 @@ def test_several_classes(case: int) -> None:
     outputs += torch.rand(outputs.shape, generator=draw) * 1e-3  # the best of equals is anybody's
     targets = torch.randint(0, min(met, classes), (len(outputs),), generator=draw)
     ignore = (None, -100, 0)[case % 3]
+    wanted = of_sklearn(targets, outputs) if ignore is None else {}
     if ignore is not None:
         targets[::4] = ignore
     options: dict[str, Any] = {"num_classes": classes, "ignore_index": ignore}
@@ -60,7 +74,7 @@ def test_several_classes(case: int) -> None:
         metric = getattr(tm, f"Multiclass{kind}")(**options, **more)
         return metric(outputs.double().softmax(1) if kind == "AUROC" else outputs, targets)
 
-    wanted = {f"{name}:{a}": of(kind, average=a) for name, kind in KINDS.items() for a in AVERAGES}
+    wanted |= {f"{name}:{a}": of(kind, average=a) for name, kind in KINDS.items() for a in AVERAGES}
     wanted |= {f"accuracy:{a}": of("Accuracy", average=a) for a in ("micro", "weighted", "none")}
     wanted |= {f"top-2:{a}": of("Accuracy", average=a, top_k=2) for a in ("weighted", "none")}
     wanted["top-2"] = of("Accuracy", average="micro", top_k=2)
@@ -74,17 +88,20 @@ def test_several_classes(case: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_two_classes(case: int) -> None:
     draw, outputs = drawn(case, 2 + 3 * case)
+    outputs[outputs == 0] = -0.1  # torchmetrics takes numbers from 0 to 1 for probabilities
     targets = torch.randint(0, 1 + (case % 4 > 0), (len(outputs),), generator=draw)
+    accuracy = sk.balanced_accuracy_score(targets, outputs > 0)
     ignore = (None, -1)[case % 2]
     if ignore is not None:
         targets[::4] = ignore
-    outputs[outputs == 0] = -0.1  # torchmetrics takes numbers from 0 to 1 for probabilities
     given = outputs if bool(((outputs < 0) | (outputs > 1)).any()) else outputs.sigmoid()
     options: dict[str, Any] = {"ignore_index": ignore}
     wanted = {name: getattr(tm, f"Binary{kind}")(**options)(given, targets) for name, kind in KINDS.items()}
     wanted["accuracy"] = tm.BinaryAccuracy(**options)(given, targets)
+    wanted["error"] = 1 - wanted["accuracy"]
     wanted["confusion"] = tm.BinaryConfusionMatrix(**options)(given, targets)
     wanted["auroc"] = tm.BinaryAUROC(**options)(given.double().sigmoid(), targets)
+    wanted |= {"accuracy:macro": accuracy} if ignore is None else {}
     agree(wanted, outputs, targets, "logits", ignore)
 
 
@@ -116,12 +133,8 @@ def test_numbers_and_perplexity(case: int) -> None:
     if case % 3 == 0:
         outputs, targets = outputs[:, 0], targets[:, 0]
     kinds = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
-    agree(
-        {n: getattr(regression, k)()(outputs.double(), targets.double()) for n, k in kinds.items()},
-        outputs,
-        targets,
-        "numbers",
-    )
+    wanted = {n: getattr(regression, k)()(outputs.double(), targets.double()) for n, k in kinds.items()}
+    agree(wanted, outputs, targets, "numbers")
     _, scores = drawn(case, 5, 4, 3)
     labels = torch.randint(0, 4, (5, 3), generator=draw)
     labels[:, 0] = -1
