@@ -3,6 +3,8 @@
 import copy
 import shutil
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +60,6 @@ def _replaced(value: Any, path: tuple[Any, ...], to: Any) -> Any:
     return tuple(parts) if isinstance(value, tuple) else parts
 
 
-def _walk(state: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        state = state[key]
-    return state
-
-
-def dropped(*path: Any) -> Change:
-    """Takes a value out of the state."""
-
-    def change(state: State) -> None:
-        del _walk(state, path[:-1])[path[-1]]
-
-    return change
-
-
 def remembered(key: str, optimizer: str = "") -> Change:
     """Everything of one name that an optimizer remembers begins at 0 again."""
 
@@ -87,7 +74,7 @@ def remembered(key: str, optimizer: str = "") -> Change:
 
 
 def forgotten(optimizer: str) -> Change:
-    return at("step", "optimizers", optimizer, "state", to=lambda state: {})
+    return at("step", "optimizers", optimizer, "state", to=none)
 
 
 def another_generator(state: Tensor) -> Tensor:
@@ -114,12 +101,8 @@ def none(value: Any) -> Any:
     return type(value)()
 
 
-DRAWS, REPORTS, GOES_ON, ENDS = (
-    "draws in a callback",
-    "reports within epochs",
-    "source that goes on",
-    "source that ends",
-)
+DRAWS, REPORTS = "draws in a callback", "reports within epochs"
+GOES_ON, ENDS = "source that goes on", "source that ends"
 OBJECTIVE, SEVERAL, SAMPLES = "objective with parameters", "several optimizers", "reports by samples"
 MARK = "EarlyStopping val/loss"
 LOSSES = ("workers", 0, "tally", "losses", "0", "terms")
@@ -129,7 +112,7 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "Python's random numbers": (DRAWS, at("workers", 0, "rng", "python", to=other_words), "weights"),
     "Python's next number": (DRAWS, at("workers", 0, "rng", "python", 2, to=3.0), "weights"),
     "NumPy's random numbers": (DRAWS, at("workers", 0, "rng", "numpy", to=other_key), "weights"),
-    "the step": ("table", at("counters", "steps", to=plus(-1)), "weights"),
+    "the step": ("table", at("counters", "steps", to=plus(-1)), "events"),
     "the samples": ("cyclic", at("counters", "samples", to=plus(-4)), "weights"),
     "the epoch": ("table", at("counters", "epochs", to=zero), "events"),
     "the batch of the epoch": ("table", at("place", "batch", to=0), "events"),
@@ -158,16 +141,8 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "state that is no tensor": (OBJECTIVE, at("extra", "_extra_state", "calls", to=0), "weights"),
     "a weight of the objective": (OBJECTIVE, at("modules", "others", 0, "centers", to=zero), "weights"),
     "a buffer of the objective": (OBJECTIVE, at("modules", "others", 0, "seen", to=zero), "weights"),
-    "sums of losses": (
-        "table",
-        at(*LOSSES, "cross_entropy", 1, to=zero),
-        "history",
-    ),
-    "weights of losses": (
-        "table",
-        at(*LOSSES, "cross_entropy", 2, to=plus(4)),
-        "history",
-    ),
+    "sums of losses": ("table", at(*LOSSES, "cross_entropy", 1, to=zero), "history"),
+    "weights of losses": ("table", at(*LOSSES, "cross_entropy", 2, to=plus(4)), "history"),
     "the tally": ("table", at(*LOSSES, to=none), "history"),
     "a block of outputs": ("table", at("workers", 0, "tally", "metrics", "0 ", "block", to=none), "history"),
     "which is the best": (SAMPLES, at("marks", MARK, "step", to=30), "weights"),
@@ -176,19 +151,17 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "what a callback compares with": (SAMPLES, at("callbacks", "EarlyStopping", "reference", to=-9.0), "documents"),
     "a ranking": (SAMPLES, at("callbacks", "EarlyStopping", "ranking", to=none), "weights"),
     "what a callback has seen": (REPORTS, at("callbacks", "Counts", "seen", to=zero), "tensors"),
-    "one of two callbacks": (REPORTS, dropped("callbacks", "Counts 2"), "documents"),
+    "one of two callbacks": (
+        REPORTS,
+        at("callbacks", to=lambda all: {key: all[key] for key in all if key != "Counts 2"}),
+        "documents",
+    ),
     "how many were skipped": ("skipping", at("step", "skipped", to=0), "events"),
     "the size of a microbatch": ("as much as fits", at("workers", 0, "microbatch", to=None), "weights"),
 }
 CORE = {  # of each kind of state one; two kinds of trainings have them
-    "torch's random numbers",
-    "the step",
-    "the cursor of a table",
-    "the variance of a batch norm",
-    "sums of losses",
-    "a block of outputs",
-    "a buffer that a model does not save",
-    "state that is no tensor",
+    *("torch's random numbers", "the step", "the cursor of a table", "the variance of a batch norm", "sums of losses"),
+    *("a block of outputs", "a buffer that a model does not save", "state that is no tensor"),
     "a weight of the objective",
 }
 MEMORIES = {
@@ -273,7 +246,7 @@ def parts(state: State) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for name, part in state.items():
         found += [(name, key) for key, value in part.items() if _held(value)] if isinstance(part, dict) else [(name,)]
-    return [path for path in found if path not in IDLE and path[:1] not in IDLE and _held(_walk(state, path))]
+    return [path for path in found if path not in IDLE and path[:1] not in IDLE and _held(reduce(getitem, path, state))]
 
 
 def _held(value: Any) -> bool:

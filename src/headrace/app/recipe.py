@@ -1,6 +1,5 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +25,6 @@ from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
-from ..workers.here import here
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of, save_source
 from .parameters import OF_A_RUN, parameters_of, typed
@@ -245,12 +243,6 @@ def run_recipe(training: Training) -> Trained:
     made.fit = fit
     try:
         history = made.run()
-    except (KeyboardInterrupt, SystemExit):
-        from ..watch.report.read import read
-
-        if here().leader and made.trainer.history.run is not None and read(made.trainer.history.run).is_finished:
-            print("headrace: the training had reached its end, and its run is complete", file=sys.stderr)
-        raise
     except CorruptError:
         raise
     except CheckpointError as error:

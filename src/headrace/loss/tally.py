@@ -61,11 +61,9 @@ class Tally:
         return [compared.target for compared in self._compared.values()]
 
     def add(self, outcome: Outcome) -> None:
-        """Adds one batch; an update that was left out does not count."""
-        if outcome.applied is False:
-            return
-        self.losses[outcome.part].add_outcome(outcome)
-        if self._compared:
+        """Adds one batch, if it counts."""
+        counts = self.losses[outcome.part].add_outcome(outcome)
+        if counts and self._compared:
             self.lacks_outputs |= not outcome.outputs
             for outputs, batch in outcome.outputs:
                 by_output = self._metrics.get(batch.part) or self._metrics.setdefault(batch.part, self._new_sums())
@@ -138,11 +136,11 @@ class LossSums:
         self._terms: dict[str, list[float]] = {}  # of each its coefficient, sum and weight
         self._waiting: dict[str, list[tuple[Weight, Weight]]] = {}
 
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Adds the terms of one batch; those of an update that was left out do not count."""
+    def add_outcome(self, outcome: Outcome) -> bool:
+        """Adds the terms of one batch, and returns whether it counts: an update that was left out does not."""
         applied = outcome.applied
         if applied is False:
-            return
+            return False
         for name, term in outcome.terms.items():
             total, weight, coefficient = term.sum, term.weight, term.coefficient
             if not term.counts:  # a prior is reported times its coefficient
@@ -151,6 +149,7 @@ class LossSums:
                 total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
                 weight = weight * applied
             self.add(name, total, weight, coefficient)
+        return True
 
     def add_totals(self, totals: Mapping[str, Sequence[float]]) -> None:
         """Adds what `totals` of other sums has given."""

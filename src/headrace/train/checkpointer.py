@@ -181,9 +181,9 @@ class Checkpointer:
                 f"resume='never', and {self.path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
                 "Name another run, or resume this one."
             )
+        self._config = {**settings, "limits": limits}
         with self._run.logging_warnings():
             contents = read if self._shares else self._store.newest()
-        self._config = {**settings, "limits": limits}
         if contents is None:
             if self._resume == "must":
                 raise RunError(f"resume='must', and {self.path} has no checkpoint. Use resume='auto' to start it.")
@@ -203,12 +203,11 @@ class Checkpointer:
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = marked_by(self._store, step, contents)
         about = {"newest": newest, "override": self._override, "overridden": overridden}
-        if self._shares:
-            common = {"step": contents.step, "history": checkpoint.common["history"]}
-            return {"common": common, "count": len(checkpoint.workers), **about}
-        with readable():
-            common, each = divide(checkpoint, self._strategy, self._comm.count)
-        workers += each
+        common = {"step": contents.step, "history": checkpoint.common["history"]}
+        if not self._shares:
+            with readable():
+                common, each = divide(checkpoint, self._strategy, self._comm.count)
+            workers += each
         return {"common": common, "count": len(checkpoint.workers), **about}
 
     def _before(self, stuck: Contents, checkpoint: Checkpoint) -> tuple[Contents, Checkpoint]:
@@ -270,7 +269,7 @@ class Checkpointer:
     def wait_for_first(self, begins: bool = False) -> None:
         """Waits for the first checkpoint, which precedes all reports: as several begin, or after one's first update."""
         if not self._has_waited and begins == (self._comm.count > 1):
-            self.wait()
+            self.wait()  # a disk that has failed meanwhile is an error only now; `begin` has tried to write
             self._has_waited = True
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
@@ -307,8 +306,7 @@ class Checkpointer:
     def mark_best(self, model: nn.Module) -> None:
         """The model is the best so far; a run keeps the checkpoint of this step."""
         if not self.keeps and (self._comm.leader or self._strategy.shards):
-            state = model.state_dict()
-            self._best = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+            self._best = {k: value.clone() for k, value in model.state_dict().items() if isinstance(value, Tensor)}
 
     def restore(self, best: Best, model: nn.Module) -> None:
         """The model of worker 0, or this worker's part of a sharded one, becomes the best again."""
@@ -341,12 +339,12 @@ class Checkpointer:
         self._saver.wait()
         self._run.log(f"ended: {why}")
 
-    def announce(self, step: int) -> None:
-        """Prints how to go on, after a signal has ended the training."""
+    def announce(self, step: int, complete: bool) -> None:
+        """Prints how to go on after a signal, or that the training had reached its end when it came."""
+        saved = f"saved at step {step:,} in {self._url or self._named}; run again to go on"
+        text = "the training had reached its end, and its run is complete" if complete else saved
         if self._writes:
-            print(
-                f"headrace: saved at step {step:,} in {self._url or self._named}; run again to go on", file=sys.stderr
-            )
+            print(f"headrace: {text}", file=sys.stderr)
 
     def _write(
         self,

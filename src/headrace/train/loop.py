@@ -57,6 +57,7 @@ class Loop:
     def run(self, each_step: bool) -> Generator[Info]:
         """Trains until a limit is reached or a stop is requested; gives its `info` after updates, or `each_step`."""
         self._each_update |= each_step
+        complete = False
         with self._session() as feed:
             try:
                 self._begin(feed)
@@ -67,12 +68,13 @@ class Loop:
                         yield self._info
                         self._take_turn()
                 self._finish()
+                complete = True
             except Interrupted:
                 self._leave(self._signals.why)
-                self._checkpointer.announce(self._info.step)
             except GeneratorExit:  # the loop of `steps` is closed
                 self._leave("left")
         if self._signals.last_reason:
+            self._checkpointer.announce(self._info.step, complete)
             raise self._signals.error()
         if self._info.raise_at_end is not None:
             raise self._info.raise_at_end
@@ -80,12 +82,7 @@ class Loop:
     @contextmanager
     def _session(self) -> Iterator[Feed]:
         """The trainer at work: one thread, signals heard, train mode. All is put back however the training ends."""
-        trainer = self._trainer
-        with (
-            trainer.use.during("fit() or steps()", trains=True),
-            self._at_work(),
-            self._feed() as feed,
-        ):
+        with self._trainer.use.during("fit() or steps()", trains=True), self._at_work(), self._feed() as feed:
             yield feed
 
     @contextmanager

@@ -212,7 +212,10 @@ class _ByProgress(Rates):
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
-        self._epoch = EpochShare(batches, rows)
+        self._batches, self._rows = batches, rows
+        self._before: int | None = batches  # how many batches an epoch had when the training was saved
+        self._shift = 0  # how many more of the epoch's batches have been used than were counted
+        self._begun = 0  # how many rows had been used when the epoch began
         self._counted: list[dict[str, float]] = []  # the parts of a curve in the unit of each limit
         if isinstance(factor, RateCurve) and factor.has_lengths:
             totals = totals_of(self._limits, batches, rows)
@@ -235,7 +238,7 @@ class _ByProgress(Rates):
 
     def after(self, counters: Counters, history: History) -> None:
         if counters.ends_epoch:
-            self._epoch.begin(counters)
+            self._begun, self._shift = counters.samples, 0
 
     def _by_lengths(self, number: int, progress: float, counters: Counters) -> float:
         """The factor of a curve, of whose parts some are lengths: counted in the unit of the limit that is nearest."""
@@ -245,16 +248,26 @@ class _ByProgress(Rates):
         return self._factor.factor(min(done, limit.count), limit.count, self._counted[number])
 
     def _share(self, limit: Length, counters: Counters) -> float:
-        """How much of a limit has been used."""
-        if limit.unit == "epochs":
-            return self._epoch.share(limit.count, counters)
-        return float(getattr(counters, limit.unit) / limit.count)
+        """How much of a limit has been used: of epochs by batches, else by rows, else by the epochs that are over."""
+        count, batches = limit.count, self._batches
+        if limit.unit != "epochs":
+            return float(getattr(counters, limit.unit) / count)
+        if batches:
+            if self._before and self._before != batches:  # the training goes on with batches of another size
+                rows = self._rows and (counters.samples - self._begun) / self._rows
+                used = rows or (counters.batch + self._shift) / self._before
+                self._before, self._shift = batches, round(used * batches) - counters.batch
+            return (counters.epochs * batches + min(batches, counters.batch + self._shift)) / (count * batches)
+        if self._rows:
+            return counters.samples / (count * self._rows)
+        used = (counters.samples - self._begun) / (self._begun / counters.epochs) if self._begun else 0.5
+        return (counters.epochs + min(1.0, used)) / count
 
     def state_dict(self) -> list[Any]:
-        return [self._epoch.state_dict()]
+        return [{"batches": self._before, "shift": self._shift, "begun": self._begun}]
 
     def load_state_dict(self, state: list[Any]) -> None:
-        self._epoch.load_state_dict(state[0])
+        self._before, self._shift, self._begun = (state[0][name] for name in ("batches", "shift", "begun"))
 
 
 class _ByTorch(Rates):
@@ -338,45 +351,3 @@ def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:
     totals = [int(limit.count) for limit in limits if limit.unit == "steps"]
     totals += [int(limit.count) * batches for limit in limits if limit.unit == "epochs" and batches]
     return min(totals, default=None)
-
-
-class EpochShare:
-    """How much of a number of epochs has been used: by batches, else by rows, else by the epochs that are over."""
-
-    def __init__(self, batches: int | None, rows: int | None) -> None:
-        self._batches, self._rows = batches, rows
-        self._steps, self._samples = 0, 0  # where the epoch at hand began
-        self._before: int | None = batches  # how many batches an epoch had when the training was saved
-        self._known = True  # whether it is known where the epoch began
-
-    def begin(self, counters: Counters) -> None:
-        """An epoch is over, and another begins here."""
-        self._steps, self._samples, self._known = counters.steps, counters.samples, True
-
-    def share(self, count: float, counters: Counters) -> float:
-        """The part of `count` epochs that has been used."""
-        batches, rows = self._batches, self._rows
-        if not batches:
-            return counters.samples / (count * rows) if rows else (counters.epochs + self._part(None, counters)) / count
-        if not self._known:
-            self._steps, self._known = counters.epochs * batches, True
-        if self._before != batches:  # the training goes on with batches of another size
-            self._steps = counters.steps - round(self._part(self._before, counters) * batches)
-            self._before = batches
-        return (counters.epochs * batches + min(batches, counters.steps - self._steps)) / (count * batches)
-
-    def _part(self, batches: int | None, counters: Counters) -> float:
-        """The part of the epoch at hand that has been used, which has so many batches; if nothing tells, one half."""
-        if batches and not self._rows:
-            return min(1.0, (counters.steps - self._steps) / batches)
-        rows = self._rows or (self._known and counters.epochs and self._samples / counters.epochs)
-        return min(1.0, (counters.samples - self._samples) / rows) if rows else 0.5
-
-    def state_dict(self) -> dict[str, Any]:
-        known = {"steps": self._steps, "samples": self._samples} if self._known else {}
-        return {**known, "batches": self._before}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._known = "steps" in state
-        self._steps, self._samples = int(state.get("steps", 0)), int(state.get("samples", 0))
-        self._before = state.get("batches", self._batches)
