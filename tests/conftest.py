@@ -1,9 +1,11 @@
 """Settings of all tests: which run in one process, one thread each, and a check that nothing is left behind."""
 
+import faulthandler
 import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,21 @@ for number, handler in DEFAULT.items():  # `nohup`, and `&` in a script, make ch
 left_behind.mark()
 processes = left_behind.Processes()
 first = "PYTEST_XDIST_WORKER" not in os.environ  # this process distributes the tests, or runs them itself
+watched = 0.0  # when the watchdog was last started
+ERRORS = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ERRORS] = os.dup(2)  # pytest does not capture it yet
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ends the process, 11 minutes later, of a test that its limit does not end, because it is in C code."""
+    global watched
+    if time.monotonic() > watched + 20:  # to start the watchdog for every test takes milliseconds on a busy machine
+        faulthandler.dump_traceback_later(660, exit=True, file=item.config.stash[ERRORS])
+        watched = time.monotonic()
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
@@ -105,6 +122,7 @@ def _cores() -> set[int]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Ends processes that are left, also those of a test process that was ended by a limit."""
+    faulthandler.cancel_dump_traceback_later()
     if first and (left := left_behind.Processes(of_all=True).left(left_behind.GONE_S)):
         left_behind.end(left)
         print(f"the tests have left processes behind: {left}", file=sys.stderr)

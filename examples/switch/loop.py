@@ -3,8 +3,9 @@ import os
 
 import torch
 import torch.nn.functional as F
-from data import test, train, val
 from torch import nn
+
+from data import test, train, val
 
 
 def score(model, x, y):

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from data import test, train, val
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from data import test, train, val
 
 
 class Progress:

@@ -1,8 +1,8 @@
 import torch
-from data import test, train, val
 from torch import nn
 
 import headrace as hr
+from data import test, train, val
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))

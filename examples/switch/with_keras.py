@@ -2,9 +2,10 @@ import os
 
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
-from data import test, train, val
 from keras import layers
 from keras.callbacks import BackupAndRestore, EarlyStopping
+
+from data import test, train, val
 
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((20,)), layers.Dense(64, "relu"), layers.Dense(3)])

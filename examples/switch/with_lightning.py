@@ -3,11 +3,12 @@ import os
 import lightning as L
 import torch
 import torch.nn.functional as F
-from data import test, train, val
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
+
+from data import test, train, val
 
 
 class Classifier(L.LightningModule):

@@ -1,12 +1,13 @@
 import os
 
 import torch
-from data import test, train, val
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Checkpoint, EarlyStopping, EpochScoring, GradientNormClipping, LoadInitState
 from skorch.dataset import Dataset
 from skorch.helper import predefined_split
 from torch import nn
+
+from data import test, train, val
 
 torch.manual_seed(0)
 saved = Checkpoint(monitor="valid_loss_best", dirname="skorch")

@@ -1,10 +1,11 @@
 import os
 
 import torch.nn.functional as F
-from data import test, train, val
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
+
+from data import test, train, val
 
 
 class Classifier(nn.Module):

@@ -182,7 +182,10 @@ def server() -> socket.socket:
 
     def end() -> None:
         ours.close()
-        process.wait(GONE_S)
+        try:
+            process.wait(GONE_S)
+        except subprocess.TimeoutExpired:  # on a busy machine, it is still being started
+            process.kill()
 
     atexit.register(end)
     return ours
