@@ -75,7 +75,6 @@ from .train.runs import Run as Run
 from .train.schedule import Schedule as Schedule
 from .train.trainer import Trainer as Trainer
 from .watch.average import EMA as EMA
-from .watch.average import SWA as SWA
 from .watch.callback import Callback as Callback
 from .watch.deciding import BestModel as BestModel
 from .watch.deciding import EarlyStopping as EarlyStopping

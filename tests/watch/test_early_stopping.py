@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit import small
 from kit.in_run import in_run
 from kit.sampled import sampled
 from kit.small import same, state
@@ -15,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.length import Counters
 from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 20, 4  # five batches
@@ -91,11 +91,6 @@ def test_it_ends(name: str) -> None:
     assert history.stopped.startswith("val/loss no better than" if epochs < len(losses) else f"{epochs} epochs")
 
 
-def test_it_says_what_it_waited_for() -> None:
-    _, history, _ = fit([5, 4, 6, 7, 8], hr.EarlyStopping(patience=2))
-    assert history.stopped == "val/loss no better than 4 for 2 validations"
-
-
 @pytest.mark.parametrize("restore", [True, False])
 def test_the_model_ends_as_the_best_or_as_the_last(restore: bool, run: Path | None) -> None:
     trainer, _, script = fit([5, 3, 4, 6], hr.EarlyStopping(patience=9, restore_best=restore), run=run)
@@ -115,23 +110,10 @@ def test_a_test_is_made_with_the_weights_that_are_kept(run: Path | None) -> None
     assert history.last["test/loss"] == trainer.validate((X, Y))["val/loss"]
 
 
-def test_the_best_of_several_that_are_equal_is_the_first(run: Path | None) -> None:
-    trainer, _, script = fit([5, 3, 3, 6], hr.EarlyStopping(patience=9), run=run)
-    assert same(trainer.model, script.weights[2])
-
-
 def test_what_gets_better_by_too_little_to_go_on_is_the_best_all_the_same(run: Path | None) -> None:
     trainer, history, script = fit([5, 4.9, 4.8, 9], hr.EarlyStopping(patience=2, min_delta=1), run=run)
     assert history.last["epoch"] == 3
     assert same(trainer.model, script.weights[3])
-
-
-def test_it_may_look_at_what_is_measured_in_training(run: Path | None) -> None:
-    best = hr.BestModel("train/loss", restore=True)
-    trainer, history, script = fit([1, 1, 1], best, run=run)
-    losses = history["train/loss"]
-    assert best.best == min(losses)
-    assert same(trainer.model, script.weights[1 + losses.index(min(losses))])
 
 
 @pytest.mark.parametrize(
@@ -153,125 +135,17 @@ def test_two_who_look_at_the_same_number_both_keep_what_they_want(first: bool, t
     assert hr.load_weights(network(), tmp_path) == 25
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"patience": 0}, "patience="),
-        ({"patience": True}, "patience="),
-        ({"patience": 1.5}, "patience="),
-        ({"min_delta": -1.0}, "min_delta="),
-        ({"min_delta": NAN}, "min_delta="),
-        ({"mode": "best"}, "mode="),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(hr.ConfigError, match=told):
-        hr.EarlyStopping(**options)
-    with pytest.raises(hr.ConfigError, match="k="):
-        hr.BestModel(k=0)
-
-
-def test_a_number_of_which_nobody_knows_the_better_side_is_refused_before_the_first_step() -> None:
-    with pytest.raises(hr.ConfigError, match=r"mode='min' or mode='max'\. There are: train/loss, .*val/loss"):
-        fit([1, 1], hr.BestModel("val/whatever"))
-
-
-@pytest.mark.parametrize("name", ["kappa", "f1_gap", "error"])
-@pytest.mark.parametrize("higher", [True, False])
-def test_a_metric_of_ones_own_tells_which_side_is_better_whatever_its_name(higher: bool, name: str) -> None:
-    class Kappa:
-        """Less on every pass."""
-
-        higher_is_better = higher
-        passes = 0
-
-        def update(self, outputs: Any, target: Any) -> None: ...
-
-        def compute(self) -> float:
-            Kappa.passes += 1
-            return -float(Kappa.passes)
-
-        def reset(self) -> None: ...
-
-    torch.manual_seed(0)
-    x, y = torch.randn(8, 2), torch.randint(0, 2, (8,))
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, metrics={name: Kappa()})
-    best = hr.BestModel(f"val/{name}")
-    trainer.fit((x, y), (x, y), epochs=2, progress=False, callbacks=[best])
-    assert best.best == (max if higher else min)(trainer.history[f"val/{name}"])
-    assert best.mode == ("max" if higher else "min")
-
-
-DIRECTIONS = {"val/loss/cross_entropy": "min", "val/error": "min", "val/mae": "min", "mse": "min", "val/top-3": "max"}
-DIRECTIONS |= {"val/accuracy": "max", "val/f1:macro": "max", "train/auroc": "max", "val/r2": "max", "val/recall": "max"}
-
-
-@pytest.mark.parametrize("monitor", DIRECTIONS)
-def test_whether_small_or_large_is_better_follows_from_the_name(monitor: str) -> None:
-    watching = hr.BestModel(monitor)
-    for step, value in enumerate((1.0, 2.0)):
-        info = hr.Info(None, Counters(steps=step), [], hr.History())  # type: ignore[arg-type]
-        watching.on_report(info, {monitor: value})
-    assert watching.best == (1.0 if DIRECTIONS[monitor] == "min" else 2.0)
-
-
-def test_a_number_that_is_not_measured_is_told_with_those_that_are() -> None:
-    with pytest.raises(hr.ConfigError, match=r"'val/accuracy', which is not measured. There are: .*val/loss"):
-        fit([1, 1], hr.EarlyStopping("val/accuracy"))
-
-
-@pytest.mark.parametrize(
-    ("monitor", "val", "said"),
-    [
-        ("val/loss", None, "EarlyStopping looks at 'val/loss', and there are no val data. .* a number of train"),
-        ("val/f1", VAL, r"'val/f1', which is not measured\. There are: train/loss, train/loss/cross_entropy, "),
-        ("val/acc", VAL, r"'val/acc', which is not measured\. Did you mean 'val/accuracy'\? There are: train/loss, "),
-        ("val_loss", VAL, r"'val_loss', which is not measured\. Did you mean 'val/loss'\? There are"),
-        ("val_loss", None, "'val_loss', and there are no val data"),
-        ("loss", VAL, r"'loss', which is not measured\. Did you mean 'train/loss' or 'val/loss'\?"),
-        ("val/loss/l2", VAL, "'val/loss/l2', which is not measured"),
-        ("test/loss", VAL, "'test/loss', and the test data are scored once, at the end. Look at a number of train or"),
-    ],
-)
-@pytest.mark.parametrize("mode", ["auto", "min"])
-def test_a_number_that_will_not_come_is_refused_before_the_first_update(
-    mode: str, monitor: str, val: Any, said: str
-) -> None:
-    trainer = make(Script([]), eval_loss=None, metrics=["accuracy"])
-    before = state(trainer.model)
-    with pytest.raises(hr.ConfigError, match=said):
-        trainer.fit(DATA, val, DATA, epochs=2, callbacks=[hr.EarlyStopping(monitor, mode=mode)], progress=False)
-    assert same(trainer.model, before)
-
-
-@pytest.mark.slow
-def test_what_is_measured_can_be_looked_at_by_every_key() -> None:
+def test_the_losses_and_metrics_of_a_training_can_be_looked_at_by_every_key() -> None:
     loss = hr.CrossEntropy() + hr.L2Prior(0.01)
-    trainer = make(Script([]), eval_loss=None, metrics={"acc": "accuracy", "f1": "f1"})
-    trainer = hr.Trainer(trainer.model, loss, trainer.optimizer, metrics={"acc": "accuracy", "f1": "f1"}, batch_size=4)
-    keys = [key for key in trainer.fit(DATA, VAL, epochs=1, progress=False).last if "/" in key]
-    watching = [hr.BestModel(key) for key in keys]
-    trainer.fit(DATA, VAL, epochs=2, progress=False, callbacks=watching)
+    trainer = small.trainer(network(), loss=loss, metrics={"acc": "accuracy", "f1": "f1"}, optimizer=small.adam)
+    keys = [key for key in small.fit(trainer, DATA, VAL, epochs=1).last if "/" in key]
+    watching, expected = [hr.BestModel(key) for key in keys], []
+    seen = hr.Lambda(on_fit_start=lambda info: expected.extend(info.expected.keys))
+    small.fit(trainer, DATA, VAL, callbacks=[*watching, seen])
     assert [best.mode for best in watching] == ["max" if "loss" not in key else "min" for key in keys]
     assert all(best.best is not None for best in watching)
     assert len(keys) == 9
-    assert set(keys) == set(Seen.of(trainer).keys)
-
-
-class Seen(hr.Callback):
-    """What a training says beforehand that it will measure."""
-
-    keys: tuple[str, ...] = ()
-
-    def on_fit_start(self, info: hr.Info) -> None:
-        self.keys = info.expected.keys
-
-    @classmethod
-    def of(cls, trainer: hr.Trainer) -> "Seen":
-        trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[seen := cls()])
-        return seen
+    assert set(keys) == set(expected)
 
 
 class Losses(hr.Trainer):
@@ -282,78 +156,30 @@ class Losses(hr.Trainer):
 
 
 def test_a_term_whose_name_is_known_only_later_can_be_looked_at() -> None:
-    best = hr.BestModel("val/loss/second")
-    trainer = Losses(model := network(), hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[best])
+    small.fit(small.trainer(kind=Losses), DATA, VAL, callbacks=[best := hr.BestModel("val/loss/second")])
     assert best.best == 1.0
     with pytest.raises(hr.ConfigError, match=r"'val/loss/third', which is not measured.* There are: .*val/loss/second"):
-        trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[hr.BestModel("val/loss/third")])
-
-
-def test_the_losses_of_several_objectives_can_be_looked_at() -> None:
+        small.fit(small.trainer(kind=Losses), DATA, VAL, callbacks=[hr.BestModel("val/loss/third")])
     model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(3, 3)})
     model.forward = lambda x: model["b"](model["a"](x))  # type: ignore[method-assign]
     optimizers = {key: torch.optim.SGD(model[key].parameters(), lr=0.1) for key in model}
     trainer = hr.Trainer(model, {key: hr.CrossEntropy() for key in model}, optimizers, batch_size=BATCH)
     watching = [hr.BestModel("val/loss/a"), hr.BestModel("train/loss/b")]
-    trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=watching)
-    assert all(best.best is not None for best in watching)
+    small.fit(trainer, DATA, VAL, callbacks=watching)
+    assert all(best.best is not None for best in watching), "those of several objectives, too"
 
 
-def test_a_metric_that_is_no_number_is_told_of() -> None:
-    trainer = make(Script([]), eval_loss=None, metrics=["confusion"])
-    with pytest.raises(hr.ConfigError, match=r"'val/confusion', which is a list. Look at a number"):
-        trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[hr.BestModel("val/confusion", mode="max")])
-
-
-def logs(key: str, hook: str = "on_validation_end") -> hr.Lambda:
-    return hr.Lambda(**{hook: lambda info, *_: info.log({key: float(info.step)})})
-
-
-@pytest.mark.parametrize("key", ["bleu", "mine/bleu", "val/bleu", "val_loss", "loss", "kappa/f1"])
-def test_a_number_of_ones_own_can_be_looked_at(key: str) -> None:
-    best = hr.BestModel(key, mode="max")
-    fit([3, 2, 1], logs(key), best)
-    assert best.best == 15.0
-
-
-def test_a_number_that_the_driver_of_a_loop_logs_can_be_looked_at() -> None:
-    model, best = network(), hr.BestModel("bleu", mode="max")
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=BATCH)
-    for info in trainer.steps(DATA, VAL, epochs=2, callbacks=[best]):
-        info.log({"bleu": float(info.step)})
-    assert best.best == 10.0
-
-
-def test_a_number_of_ones_own_whose_better_side_nobody_knows_asks_for_the_mode() -> None:
-    with pytest.raises(hr.ConfigError, match="whether 'f1_gap' should be small or large is not known: say mode="):
-        fit([1, 1], logs("f1_gap"), hr.BestModel("f1_gap"))
-    fit([1, 1], logs("mine/f1"), best := hr.BestModel("mine/f1"))
-    assert best.mode == "max"
-
-
-def test_a_number_of_ones_own_that_never_came_is_told_of_at_the_end() -> None:
-    with pytest.warns(UserWarning, match=r"EarlyStopping looks at 'bleu', which never came.* There were: .*val/loss"):
-        fit([1, 1], logs("blue"), hr.EarlyStopping("bleu", mode="max"))
-
-
-def test_a_number_that_is_logged_between_validations_ends_no_training() -> None:
-    _, history, _ = fit([3, 2, 1], logs("val/odd", "on_step_end"), hr.EarlyStopping("val/loss"))
-    assert history.last["epoch"] == 3
-    with pytest.raises(hr.ConfigError, match=r"'val_loss', which is not measured. Did you mean 'val/loss'\? There are"):
-        fit([3, 2, 1], logs("val/odd", "on_step_end"), hr.EarlyStopping("val_loss", mode="min"))
-
-
-class Sided:
-    """A metric of which smaller or larger is better."""
+class Gap:
+    """A metric of which smaller or larger is better; it is less on every pass."""
 
     def __init__(self, higher: bool) -> None:
-        self.higher_is_better = higher
+        self.higher_is_better, self.passes = higher, 0
 
     def update(self, outputs: Any, target: Any) -> None: ...
 
     def compute(self) -> float:
-        return 1.0
+        self.passes += 1
+        return -float(self.passes)
 
     def reset(self) -> None: ...
 
@@ -363,18 +189,50 @@ class Sided:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+@pytest.mark.parametrize("name", ["kappa", "f1_gap", "error"])
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_metric_of_ones_own_tells_which_side_is_better_whatever_its_name(higher: bool, name: str) -> None:
+    trainer = small.trainer(metrics={name: Gap(higher)})
+    small.fit(trainer, DATA, VAL, callbacks=[best := hr.BestModel(f"val/{name}")])
+    assert best.best == (max if higher else min)(trainer.history[f"val/{name}"])
+    assert best.mode == ("max" if higher else "min")
+
+
 def test_a_metric_of_which_the_other_side_is_better_now_begins_anew_after_a_resume(tmp_path: Path) -> None:
     def run(epochs: int, higher: bool) -> hr.EarlyStopping:
-        trainer = make(Script([]), eval_loss=None, metrics={"gap": Sided(higher)})
         watching = hr.EarlyStopping("val/gap", patience=9)
-        trainer.fit(DATA, VAL, epochs=epochs, progress=False, callbacks=[watching], run=hr.Run(tmp_path, override=True))
+        trainer = small.trainer(metrics={"gap": Gap(higher)}, batch_size=BATCH)
+        small.fit(trainer, DATA, VAL, epochs=epochs, callbacks=[watching], run=hr.Run(tmp_path, override=True))
         return watching
 
     run(2, higher=True)
-    assert (again := run(3, higher=True)).ranking == [(1.0, 5)]
+    assert (again := run(3, higher=True)).ranking == [(-1.0, 5)]
     assert again.waited == 2
     other = run(4, higher=False)
-    assert (other.mode, other.ranking, other.waited) == ("min", [(1.0, 20)], 0)
+    assert (other.mode, other.ranking, other.waited) == ("min", [(-1.0, 20)], 0)
+
+
+def logs(key: str, hook: str = "on_validation_end") -> hr.Lambda:
+    return hr.Lambda(**{hook: lambda info, *_: info.log({key: float(info.step)})})
+
+
+def test_numbers_of_ones_own_can_be_looked_at() -> None:
+    keys = ["bleu", "mine/bleu", "val/bleu", "val_loss", "loss", "kappa/f1"]
+    watching = [hr.BestModel(key, mode="max") for key in keys]
+    fit([3, 2, 1], *map(logs, keys), *watching)
+    assert [best.best for best in watching] == [15.0] * 6
+    for info in small.trainer(batch_size=BATCH).steps(DATA, VAL, epochs=2, callbacks=watching[:1]):
+        info.log({"bleu": float(info.step)})  # by the driver of the loop
+    assert watching[0].best == 10.0
+    with pytest.warns(UserWarning, match=r"EarlyStopping looks at 'bleu', which never came.* There were: .*val/loss"):
+        fit([1, 1], logs("blue"), hr.EarlyStopping("bleu", mode="max"))
+
+
+def test_a_number_that_is_logged_between_validations_ends_no_training() -> None:
+    _, history, _ = fit([3, 2, 1], logs("val/odd", "on_step_end"), hr.EarlyStopping("val/loss"))
+    assert history.last["epoch"] == 3
+    with pytest.raises(hr.ConfigError, match=r"'val_loss', which is not measured. Did you mean 'val/loss'\? There are"):
+        fit([3, 2, 1], logs("val/odd", "on_step_end"), hr.EarlyStopping("val_loss", mode="min"))
 
 
 # --- in a run that is resumed ---------------------------------------------------------------------------------
@@ -417,15 +275,6 @@ def test_one_that_has_seen_another_training_begins_anew(run: Path | None) -> Non
     _, history, _ = fit([5, 3, 4, 2, 3, 3], watching, run=run)
     assert history.last["epoch"] == 6
     assert [value for value, _ in watching.ranking] == [2]
-
-
-def test_one_that_has_seen_another_training_begins_anew_in_a_run_that_is_resumed_without_it(tmp_path: Path) -> None:
-    watching = hr.EarlyStopping(patience=2)
-    fit([5, 4, 3, 2], run=tmp_path, epochs=2)
-    fit([1, 1, 1, 1], watching)
-    _, history, _ = fit([5, 4, 3, 2], watching, run=tmp_path)
-    assert history.last["epoch"] == 4
-    assert watching.ranking == [(2.0, 20)]
 
 
 @pytest.mark.slow
@@ -491,44 +340,33 @@ def test_a_best_step_is_kept_wherever_it_is_marked(where: str, kept: str, tmp_pa
         assert same(again, best)
 
 
-def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report(tmp_path: Path) -> None:
-    def main() -> dict[str, Tensor]:
-        model, best = network(), {}
-        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
-        for info in trainer.steps(DATA, epochs=3, run=hr.Run(tmp_path / "run", keep=1, every="3 epochs")):
-            if info.step == 10:
-                info.mark_best("s", 0.0, 10)
-                best = state(model)
-        return best
+def marking(run: Path | None, at: int, **options: Any) -> dict[str, Tensor]:
+    """In a worker: a training whose driver marks a step as the best; its weights then."""
+    best: dict[str, Tensor] = {}
+    trainer = small.trainer(network(), batch_size=BATCH)
+    for info in trainer.steps(DATA, epochs=3, run=hr.Run(run, keep=1, every="3 epochs"), **options):
+        if info.step == at:
+            info.mark_best("s", 0.0, at)
+            best = state(trainer.model)
+    return best
 
-    best = hr.launch(main, workers=2)
+
+def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report_and_say_of_others(tmp_path: Path) -> None:
+    best = hr.launch(marking, tmp_path / "run", 10, workers=2)
     again = network(seed=1)
     hr.load_weights(again, tmp_path / "run", which="best")
     assert torch.equal(again[0].weight, best["0.weight"])
+    with pytest.warns(UserWarning, match="step 3 was marked as the best, .* are not kept"):
+        hr.launch(marking, None, 3, workers=2)
 
 
 def test_workers_keep_a_best_step_at_which_a_limit_ends_an_epoch_early(tmp_path: Path) -> None:
     """And none says otherwise: pytest makes an error of a warning."""
 
-    def main() -> int:
-        model = network()
-        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
-        best = hr.BestModel("train/loss", restore=False)
-        options = {"run": hr.Run(tmp_path / "run", logs=False), "progress": False}
-        trainer.fit(DATA, steps=3, log_every="3 steps", callbacks=[best], **options)
-        return trainer.history[-1]["step"]
-
-    assert hr.launch(main, workers=2) == 3
-    assert hr.load_weights(network(), tmp_path / "run", which="best") == 3
-
-
-def test_workers_say_of_a_best_step_between_reports_that_it_is_not_kept() -> None:
     def main() -> None:
-        model = network()
-        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
-        for info in trainer.steps(DATA, epochs=1):
-            if info.step == 3:
-                info.mark_best("s", 0.0, 3)
+        options = {"run": hr.Run(tmp_path / "run", logs=False), "log_every": "3 steps", "steps": 3}
+        best = hr.BestModel("train/loss", restore=False)
+        small.fit(small.trainer(network(), batch_size=BATCH), DATA, callbacks=[best], **options)
 
-    with pytest.warns(UserWarning, match="step 3 was marked as the best, .* are not kept"):
-        hr.launch(main, workers=2)
+    hr.launch(main, workers=2)
+    assert hr.load_weights(network(), tmp_path / "run", which="best") == 3

@@ -116,12 +116,6 @@ def test_a_figure_has_a_panel_for_each_thing_that_was_measured() -> None:
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours_in(figure), "the curves can be seen"
 
 
-def test_the_best_step_is_marked_in_every_panel() -> None:
-    figure = losses(3.0, 1.0, 2.0).plot(["val/loss"])
-    (axes,) = figure.axes
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2, 3], [2, 2]]
-
-
 def test_only_the_keys_that_are_asked_for_are_drawn_and_where() -> None:
     from matplotlib.figure import Figure
 
@@ -184,26 +178,6 @@ def test_a_figure_shows_itself_once_in_a_notebook_that_knows_no_pyplot() -> None
     assert "matplotlib.pyplot" not in sys.modules.keys() - modules
 
 
-def test_a_figure_is_none_of_pyplots() -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    figure = losses(3.0, 1.0).plot()
-    figure._repr_png_()
-    assert pyplot.get_fignums() == [], "which would be shown a second time at the end of a cell"
-
-
-@pytest.mark.slow
-def test_a_long_history_is_drawn_with_its_extremes_and_few_points() -> None:
-    values = [float(k % 1000) for k in range(20_000)]
-    values[5_432], values[7_777] = -5.0, 5000.0
-    found = hr.History()
-    found.rows = [{"epoch": k, "step": k, "val/loss": value} for k, value in enumerate(values)]
-    line = found.plot("val/loss").axes[0].get_lines()[0]
-    assert (min(line.get_ydata()), max(line.get_ydata())) == (-5.0, 5000.0)  # type: ignore[arg-type, type-var]
-    assert len(line.get_xdata()) < 2000  # type: ignore[arg-type]
-    assert found.best["step"] == 5_432  # type: ignore[index]
-    assert found._repr_html_().count("<tr") < 20
-
-
 # --- as a table ------------------------------------------------------------------------------------------
 
 
@@ -251,13 +225,6 @@ def test_a_table_escapes_what_it_is_given() -> None:
     assert "&lt;b&gt;done" in found._repr_html_()
 
 
-def test_a_table_brings_no_colours_that_only_suit_a_light_page() -> None:
-    text = losses(1.0, 2.0)._repr_html_()
-    assert "color:#" not in text.replace(" ", "")
-    assert "color:inherit" in text
-    assert "rgba(" in text, "what it brings lets the page shine through"
-
-
 # --- what it is made of ----------------------------------------------------------------------------------
 
 
@@ -278,21 +245,10 @@ def test_rows_of_one_step_are_joined_and_the_first_word_counts() -> None:
     assert rows[1] == {"step": 2, "a": 2, "rate": 0.1}, "what was given stays as it was"
 
 
-def test_reports_of_one_step_with_more_samples_stay_apart() -> None:
-    """Where workers hear later of what others do."""
-    rows = [{"step": 1, "samples": 8, "a": 1}, {"step": 1, "samples": 16, "a": 2}]
-    assert by_step(rows) == rows
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
     found = history({"val/loss": np.float32(2.0)}, {"val/loss": np.float32(1.0)})
     assert found.best["step"] == 20  # type: ignore[index]
     assert list(found.plot("val/loss").axes[0].get_lines()[0].get_ydata()) == [2.0, 1.0]
-
-
-def test_several_rows_in_an_epoch_are_drawn_against_steps() -> None:
-    assert axis_of([{"epoch": 1, "step": 5}, {"epoch": 2, "step": 9}]) == "epoch"
-    assert axis_of([{"epoch": 0, "step": 5}, {"epoch": 0, "step": 9}]) == "step"
 
 
 def test_the_only_term_of_a_loss_has_no_panel_of_its_own() -> None:
@@ -307,6 +263,8 @@ def test_what_callbacks_log_has_a_panel_of_its_own_and_rates_share_one() -> None
     rows = [{"epoch": 1, "rate": 0.1, "rate/head": 0.2, "time/epoch_s": 1.0, "time/rows_per_s": 9000.0}]
     found = [(panel.title, len(panel.keys)) for panel in panels(rows)]
     assert found == [("learning rate", 2), ("time/epoch_s", 1), ("time/rows_per_s", 1)]
+    assert axis_of([{"epoch": 1, "step": 5}, {"epoch": 2, "step": 9}]) == "epoch"
+    assert axis_of([{"epoch": 0, "step": 5}, {"epoch": 0, "step": 9}]) == "step"
 
 
 def test_a_line_of_the_metrics_is_read_as_it_was_written() -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from kit.tracked import DATA, At, fail, train
-from torch import nn
+from kit.tracked import At, fail, train
 
 import headrace as hr
 from headrace.watch.files import LogFile
@@ -33,15 +31,6 @@ def test_the_log_of_a_run_has_every_report_once(tmp_path: Path) -> None:
     assert [found.count(line) for line in ("started", "ended: 2 epochs reached")] == [1, 1]
 
 
-def test_a_log_of_its_own_needs_no_run(tmp_path: Path) -> None:
-    log = LogFile(tmp_path / "own.log")
-    train(log)
-    found = lines(tmp_path / "own.log")
-    assert found[0] == "started"
-    assert found[-1] == "ended: 2 epochs reached"
-    assert sum(line.startswith("epoch") for line in found) == 5
-
-
 def test_a_log_of_its_own_tells_of_going_on_and_of_errors(tmp_path: Path) -> None:
     path, run = tmp_path / "own.log", tmp_path / "run"
     with pytest.raises(InterruptedError):
@@ -52,16 +41,6 @@ def test_a_log_of_its_own_tells_of_going_on_and_of_errors(tmp_path: Path) -> Non
     assert lines(path)[-1] == "ended: 2 epochs reached"
 
 
-def test_many_trainings_in_one_process_write_no_line_twice(tmp_path: Path) -> None:
-    log = LogFile(tmp_path / "log")
-    for count in (1, 2, 3):
-        with pytest.warns(UserWarning, match="beware"):
-            train(log, At(2, lambda info: warnings.warn("beware", stacklevel=1)))
-        found = lines(tmp_path / "log")
-        assert [found.count(line) for line in ("started", "warning: beware")] == [count, count]
-        assert sum("step 4 " in line for line in found) == count
-
-
 def test_warnings_are_in_the_log_and_seen_by_everybody_else(tmp_path: Path) -> None:
     before = warnings.showwarning
     with pytest.warns(UserWarning, match="beware"):
@@ -70,16 +49,6 @@ def test_warnings_are_in_the_log_and_seen_by_everybody_else(tmp_path: Path) -> N
         )
     assert warnings.showwarning is before
     assert lines(tmp_path / "log").count(r"warning: beware\nof \x1b") == 1
-
-
-def test_warnings_go_where_they_went_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda *args: print("seen:", args[0])
-        mine = warnings.showwarning
-        train(LogFile(tmp_path / "log"), At(2, lambda info: warnings.warn("beware", stacklevel=1)))
-        assert warnings.showwarning is mine
-    assert capsys.readouterr().out == "seen: beware\n"
 
 
 def test_warnings_that_nobody_sees_are_not_in_the_log(tmp_path: Path) -> None:
@@ -102,24 +71,6 @@ def test_two_logs_of_one_training_leave_warnings_as_they_were(tmp_path: Path) ->
     assert warnings.showwarning is before
     for name in ("a", "b"):
         assert lines(tmp_path / name).count("warning: beware") == 1
-
-
-@pytest.mark.parametrize("how", ["error", "left"])
-def test_warnings_are_as_they_were_however_a_training_ends(how: str, tmp_path: Path) -> None:
-    before = warnings.showwarning
-    if how == "error":
-        with pytest.raises(InterruptedError):
-            train(LogFile(tmp_path / "log"), At(3, fail))
-    else:
-        model = nn.Linear(4, 2)
-        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-        for info in trainer.steps(DATA, epochs=1, callbacks=[LogFile(tmp_path / "log")]):
-            assert warnings.showwarning is not before
-            if info.step == 3:
-                break
-        del info
-        trainer.release()
-    assert warnings.showwarning is before
 
 
 def test_somebody_who_replaces_the_way_of_warnings_in_between_keeps_it(tmp_path: Path) -> None:

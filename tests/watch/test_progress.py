@@ -3,17 +3,11 @@
 import io
 import re
 import sys
-import termios
-import time
-import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
-import pexpect
 import pytest
 import torch
-from kit import forked, screens
 from kit.screens import screen
 from torch import Tensor, nn
 
@@ -25,8 +19,6 @@ X = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)
 
 HIDE, ESCAPE = "\x1b[?25l", "\x1b"
-
-ENDS = ["end", "error", "interrupt", "break"]
 
 
 def make(batch_size: int = 10) -> hr.Trainer:
@@ -47,13 +39,6 @@ def test_plain_progress_is_one_line_an_epoch_on_standard_error(capsys: pytest.Ca
         assert "samples/s" in line
     assert last.startswith("ended after 60 steps, 600 samples, ")
     assert "3 epochs reached" in last
-
-
-def test_scores_within_an_epoch_have_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    make().fit((X, Y), (X, Y), epochs=1, validate_every="8 steps", progress="plain")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines[:2]] == ["step 8", "step 16"]
-    assert all("val/loss" in line for line in lines[:2])
 
 
 def test_plain_lines_follow_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,114 +63,14 @@ def test_no_progress_prints_nothing(call: str, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr() == ("", "")
 
 
-class Slow(hr.Callback):
-    """Takes some time for each step, prints now and then, and fails if it is to."""
-
-    def __init__(self, end: str) -> None:
-        self.end = end
-
-    def on_step_end(self, info: hr.Info) -> None:
-        time.sleep(0.01)
-        if info.step % 25 == 0:
-            print(f"printed at {info.step}")
-            print(f"warned at {info.step}", file=sys.stderr)
-        if info.step == 60 and self.end == "error":
-            raise ZeroDivisionError
-
-
 def a_term_with_a_name_that_is_longer_than_narrow_terminals(outputs: Tensor, target: Tensor) -> Tensor:
     return (outputs - target).square().mean()
-
-
-def trainings(ends: Sequence[str]) -> None:
-    """Trainings that end in these ways, and a line behind each; a warning is an error."""
-    warnings.simplefilter("error")
-    data = torch.randn(400, 4), torch.randn(400, 1)
-    for end in ends:
-        model = nn.Linear(4, 1)
-        loss = hr.MSE() + 0.5 * hr.RowMean(a_term_with_a_name_that_is_longer_than_narrow_terminals)
-        trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
-        try:
-            for info in trainer.steps(data, data, epochs=2, progress="auto", callbacks=[Slow(end)]):
-                if info.step == 60 and end == "interrupt":
-                    raise KeyboardInterrupt
-                if info.step == 60 and end == "break":
-                    break
-        except (ZeroDivisionError, KeyboardInterrupt) as error:
-            print(type(error).__name__)
-        print("THE END")
-
-
-def trainings_into_a_file() -> None:
-    forked.take_over()
-    trainings(["end"])
-
-
-@pytest.mark.slow
-def test_auto_prints_plain_lines_into_a_file(tmp_path: Path) -> None:
-    with forked.start(trainings_into_a_file, tmp_path) as child:
-        assert child.ending() == 0, child.output
-    assert child.told == ["printed at 25", "printed at 50", "printed at 75", "THE END"]
-    assert ESCAPE not in child.output
-    assert "\r" not in child.output
-    lines = [line for line in child.output.splitlines() if "warned" not in line]
-    assert [line.split()[0] for line in lines] == ["epoch", "epoch", "ended"]
-
-
-def trainings_at_a_terminal(name: str) -> None:
-    screens.sit_down(name)
-    trainings(ENDS)
-
-
-@pytest.fixture(scope="module")
-def terminal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a real terminal is sent up to and after the line behind each training; after the first it is narrower."""
-    sent = []
-    with screens.terminal(trainings_at_a_terminal, tmp_path_factory.mktemp("terminal"), columns=120) as seen:
-        for _ in ENDS:
-            seen.expect("THE END")
-            sent.append(seen.before)
-            termios.tcsetwinsize(seen.fileno(), (24, 50))
-        assert seen.process.ending() == 0, seen.process.output
-        seen.expect(pexpect.EOF)
-    return dict(zip([*ENDS, "after"], [*sent, seen.before], strict=True))
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_a_terminal_shows_a_bar_and_is_left_as_it_was(end: str, terminal: dict[str, str]) -> None:
-    text = terminal[end]
-    assert "━" in text
-    assert re.search(r"batch \d+/40", text)
-    assert HIDE not in text, "a training that is killed could not show the cursor again"
-    shown = screen(text, 120)
-    assert not any("━" in line or "batch" in line for line in shown), "the bar is cleared away"
-    assert any(line.startswith("epoch 1/2  train/loss") for line in shown)
-    assert any(line.startswith("ended after 80 steps") for line in shown) == (end == "end")
-    assert ("ZeroDivisionError" in shown, "KeyboardInterrupt" in shown) == (end == "error", end == "interrupt")
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_what_is_printed_meanwhile_stands_in_lines_of_its_own(end: str, terminal: dict[str, str]) -> None:
-    shown = screen(terminal[end], 120)
-    for step in (25, 50):
-        assert shown.count(f"printed at {step}") == 1
-        assert shown.count(f"warned at {step}") == 1
 
 
 def bars(text: str) -> list[str]:
     """Every bar that was drawn, without colours."""
     parts = re.split(r"\r|\n|\x1b\[[0-9]*[KA]", re.sub(r"\x1b\[[0-9;]*m", "", text))
     return [part for part in parts if re.match(r"epoch \d", part) and "train/loss" not in part]
-
-
-def test_the_bar_follows_the_width_of_the_terminal(terminal: dict[str, str]) -> None:
-    widest = {end: max(map(len, bars(text))) for end, text in terminal.items() if end in ENDS}
-    assert 50 < widest["end"] < 120
-    assert widest["break"] < 50
-
-
-def test_nothing_is_drawn_once_the_program_goes_on(terminal: dict[str, str]) -> None:
-    assert ESCAPE not in terminal["after"]
 
 
 class Terminal(io.StringIO):
@@ -238,11 +123,6 @@ def test_the_scores_of_a_test_are_said_once(style: str, limit: dict[str, int], u
     assert f"step {step}  test/loss {value:.4g}" in re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
 
 
-def test_a_style_that_there_is_not_is_refused_at_once() -> None:
-    with pytest.raises(hr.ConfigError, match=r"Progress: unknown style 'bars'\. Did you mean 'bar'\?"):
-        display.Progress("bars")
-
-
 @pytest.mark.parametrize("columns", [200, 80, 40, 24, 12])
 def test_the_bar_is_one_line_that_fits_the_terminal(columns: int, user: pytest.MonkeyPatch) -> None:
     user.setenv("COLUMNS", str(columns))
@@ -283,9 +163,8 @@ def test_a_terminal_that_knows_ascii_only_gets_no_more(user: pytest.MonkeyPatch)
     assert text.isascii()
 
 
-@pytest.mark.parametrize("style", ["bar", "plain"])
-def test_a_display_that_nobody_sees_any_more_stops_no_training(style: str, user: pytest.MonkeyPatch) -> None:
-    assert shown_on(Unheard(), style) == ""
+def test_a_display_that_nobody_sees_any_more_stops_no_training(user: pytest.MonkeyPatch) -> None:
+    assert [shown_on(Unheard(), style) for style in ("bar", "plain")] == ["", ""]
 
 
 def test_what_goes_to_a_file_is_not_sent_to_the_terminal(user: pytest.MonkeyPatch) -> None:
@@ -359,12 +238,31 @@ def test_it_is_drawn_by_time_and_not_by_step(
     assert len(draws) >= 0.8 * int(elapsed / (period + tick))
 
 
-def test_the_bar_reads_no_losses_while_it_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
-    losses = hr.Info.losses
-    monkeypatch.setattr(hr.Info, "losses", property(lambda self: reads.append(1) or losses.fget(self)))
-    clock = Clock(0.01)
-    monkeypatch.setattr(display, "time", clock)
-    shown = display.Progress("bar", io.StringIO())
-    make(batch_size=2).fit((X, Y), epochs=1, progress=False, callbacks=[Ticks(clock), shown])
-    assert 5 <= len(reads) <= 12
+@pytest.mark.parametrize("end", ["end", "error", "interrupt", "break"])
+def test_the_terminal_is_left_as_it_was_and_prints_have_lines_of_their_own(end: str, user: pytest.MonkeyPatch) -> None:
+    def act(info: hr.Info) -> None:
+        if info.step == 7:
+            print("printed")
+            print("warned", file=sys.stderr)
+        if info.step == 25 and end in errors:
+            raise errors[end]
+
+    file, errors = Terminal(), {"error": ZeroDivisionError, "interrupt": KeyboardInterrupt}
+    user.setattr(sys, "stdout", file)
+    user.setattr(sys, "stderr", file)
+    own = hr.Lambda(on_step_end=act)
+    with suppress(ZeroDivisionError, KeyboardInterrupt):
+        for info in make().steps((X, Y), (X, Y), epochs=2, progress="auto", callbacks=[own]):
+            if info.step == 25 and end == "break":
+                break
+    print("THE END")
+    text, _, after = file.getvalue().partition("THE END")
+    assert "━" in text
+    assert re.search(r"batch \d+/20", text)
+    assert HIDE not in text, "a training that is killed could not show the cursor again"
+    assert after == "\n", "nothing is drawn once the program goes on"
+    shown = screen(text, 80)
+    assert not any("━" in line or "batch" in line for line in shown), "the bar is cleared away"
+    assert [shown.count(line) for line in ("printed", "warned")] == [1, 1]
+    assert any(line.startswith("epoch 1/2  train/loss") for line in shown)
+    assert any(line.startswith("ended after 40 steps") for line in shown) == (end == "end")

@@ -38,7 +38,8 @@ class Page(HTMLParser):
         self.attributes: list[tuple[str, str, str]] = []
         self.headings: list[str] = []
         self._open: list[str] = []
-        self.feed(path.read_text())
+        self.html = path.read_text()
+        self.feed(self.html)
         assert not self._open
 
     @property
@@ -66,7 +67,60 @@ def page(run: Path, **options: Any) -> Page:
     return Page(write(run, **options))
 
 
+def logged(*lines: str) -> str:
+    return runs.STARTED + "".join(f"2026-03-01 10:05:{k:02} {line}\n" for k, line in enumerate(lines))
+
+
 # --- what it says ----------------------------------------------------------------------------------------
+
+
+def test_a_report_has_everything_that_is_known_of_a_run_and_needs_nothing_else(tmp_path: Path) -> None:
+    tested = {"test/loss": 0.25, "test/confusion": [[9, 1, 0], [2, 8, 0], [0, 1, 9]]}
+    reports = [*runs.rows(5), {"epoch": 5, "step": 100, "samples": 5000, "rate": 0.1, **tested}]
+    reports[0]["val/auroc"] = None
+    lines = ["epoch 1  step 20  warning/share 0.5", "overridden: seed was 0, is 1", "the train data resume exactly"]
+    manifest = json.dumps({"files": [{"size": 1000}, {"size": 500}]})
+    run = runs.make(
+        tmp_path / "digits",
+        reports,
+        logged(*lines, *["warning: hot"] * 12, "ended: 5 epochs reached"),
+        best__best_json=json.dumps({"step": 80, "val/loss": 0.125}),
+        **{f"checkpoints__step-{step:012d}-{step:06d}__manifest_json": manifest for step in (80, 100)},
+        **{"checkpoints__step-000000000080-000080__COMMIT": "x"},
+        recipe_json=json.dumps({"recipe": "/home/me/train.py:digits", "arguments": {"lr": 0.1}}),
+    )
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert write(str(run), tmp_path / "mine.html") == tmp_path / "mine.html"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "it is only read"
+    found = page(run)
+    headings = "Curves Classes History Warnings Checkpoints Recipe Configuration Environment"
+    assert found.headings == headings.split()
+    for sentence in (
+        "digits finished 5 epochs reached",
+        "best val/loss 0.125 epoch 4, step 80",
+        "test/loss 0.25",
+        "epochs 5 steps 100 samples 5,000 time 10 s samples per second 500",
+        "30 rows of the test data; 86.67 % are right",
+        "Confusion",
+        "80 best 1.5 kB",
+        "100 incomplete 1.5 kB",
+        "optimizer.groups.lr 0.1",
+        "arguments.lr 0.1",
+        "versions.headrace 0.1.0",
+        "2026-03-01 10:05:01 overridden: seed was 0, is 1 2026-03-01 10:05:03 warning: hot 12 times, last "
+        "2026-03-01 10:05:14 log.txt",
+    ):
+        assert sentence in found.text, sentence
+    assert "val/auroc" not in found.html, "a column without a number"
+    titles = re.findall(r"<figcaption><b>([^<]*)</b>", found.html)
+    assert titles == ["loss", "ce", "l2", "accuracy", "learning rate", "samples per second"]
+    outside = [value for _, name, value in found.attributes if name in ("src", "href", "srcset", "action", "data")]
+    assert outside == ["data:,"]
+    assert "url(" not in found.html
+    assert "@import" not in found.html
+    assert "//" not in re.sub(r"// [A-Z][^\n]*", "", found.html).replace(str(run), ""), "no address"
+    policy = next(value for tag, name, value in found.attributes if tag == "meta" and "default-src" in value)
+    assert policy.startswith("default-src 'none';")
 
 
 def test_a_fork_is_drawn_over_its_parent(tmp_path: Path) -> None:
@@ -84,57 +138,15 @@ def test_a_fork_is_drawn_over_its_parent(tmp_path: Path) -> None:
     assert not [value for _, name, value in made.attributes if name == "class" and "parent" in value]
 
 
-def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
-    tested = {"test/loss": 0.25, "test/confusion": [[9, 1, 0], [2, 8, 0], [0, 1, 9]]}
-    reports = [*runs.rows(5), {"epoch": 5, "step": 100, "samples": 5000, "rate": 0.1, **tested}]
-    manifest = json.dumps({"files": [{"size": 1000}, {"size": 500}]})
-    run = runs.make(
-        tmp_path / "digits",
-        reports,
-        best__best_json=json.dumps({"step": 80, "val/loss": 0.125}),
-        **{f"checkpoints__step-{step:012d}-{step:06d}__manifest_json": manifest for step in (80, 100)},
-        **{"checkpoints__step-000000000080-000080__COMMIT": "x"},
-        recipe_json=json.dumps({"recipe": "/home/me/train.py:digits", "arguments": {"lr": 0.1}}),
-    )
-    found = page(run)
-    assert found.headings == [
-        "Curves",
-        "Classes",
-        "History",
-        "Warnings",
-        "Checkpoints",
-        "Recipe",
-        "Configuration",
-        "Environment",
-    ]
-    said = (
-        "digits finished 5 epochs reached",
-        "best val/loss 0.125 epoch 4, step 80",
-        "test/loss 0.25",
-        "epochs 5 steps 100 samples 5,000 time 10 s samples per second 500",
-        "30 rows of the test data; 86.67 % are right",
-        "80 best 1.5 kB",
-        "100 incomplete 1.5 kB",
-        "optimizer.groups.lr 0.1",
-        "arguments.lr 0.1",
-        "versions.headrace 0.1.0",
-        "No warnings.",
-    )
-    for sentence in said:
-        assert sentence in found.text, sentence
-    titles = re.findall(r"<figcaption><b>([^<]*)</b>", (run / "report.html").read_text())
-    assert titles == ["loss", "ce", "l2", "accuracy", "learning rate", "samples per second"]
-
-
 @pytest.mark.parametrize(
     ("log", "word", "why"),
     [
         (runs.STARTED + runs.ENDED, "finished", "5 epochs reached"),
         (runs.STARTED, "interrupted", "without a word"),
-        (runs.STARTED + "2026-03-01 10:05:00 ended: SIGTERM received\n", "interrupted", "SIGTERM received"),
-        (runs.STARTED + "2026-03-01 10:05:00 ended: left\n", "interrupted", "left"),
-        (runs.STARTED + "2026-03-01 10:05:00 ended by ValueError: <b>\n", "failed", "ValueError: <b>"),
-        (runs.STARTED + "2026-03-01 10:05:00 ended by KeyboardInterrupt: \n", "interrupted", "KeyboardInterrupt"),
+        (logged("ended: SIGTERM received"), "interrupted", "SIGTERM received"),
+        (logged("ended: left"), "interrupted", "left"),
+        (logged("ended by ValueError: <b>"), "failed", "ValueError: <b>"),
+        (logged("ended by KeyboardInterrupt: "), "interrupted", "KeyboardInterrupt"),
         (runs.STARTED + runs.ENDED + "2026-03-02 10:00:00 going on from step 100\n", "interrupted", "without a word"),
         ("", "unknown", "does not say"),
     ],
@@ -143,7 +155,6 @@ def test_the_log_tells_how_a_training_stands(tmp_path: Path, log: str, word: str
     found = read(runs.make(tmp_path / "run", runs.rows(2), log)).status
     assert found[0] == word
     assert why in found[1]
-    write(tmp_path / "run")
 
 
 def test_a_run_that_a_trainer_holds_is_running(tmp_path: Path) -> None:
@@ -158,29 +169,22 @@ def test_a_run_that_a_trainer_holds_is_running(tmp_path: Path) -> None:
     assert read(path).status[0] == "finished"
 
 
-def test_warnings_are_told_apart_from_reports_and_the_rest(tmp_path: Path) -> None:
-    lines = [
-        "epoch 1  step 20  warning/share 0.5",
-        "warning: the val data hold rows of the train data",
-        "overridden: seed was 0, is 1",
-        "the train data (Reader) resume exactly",
-    ]
-    log = runs.STARTED + "".join(f"2026-03-01 10:00:00 {line}\n" for line in lines)
-    assert [text for _, text in read(runs.make(tmp_path / "run", log=log)).warnings] == lines[1:3]
-
-
-def test_a_warning_that_comes_again_is_told_once(tmp_path: Path) -> None:
-    log = runs.STARTED + "".join(f"2026-03-01 10:00:{k:02} warning: hot\n" for k in range(12))
-    said = page(runs.make(tmp_path / "run", log=log)).text
-    assert "2026-03-01 10:00:00 warning: hot 12 times, last 2026-03-01 10:00:11" in said
-
-
 def test_how_fast_it_went_is_from_report_to_report() -> None:
     def row(samples: int, minutes: float) -> dict[str, Any]:
         return {"samples": samples, "minutes": minutes}
 
     reports = [row(600, 0.1), row(1200, 0.3), row(1200, 0.4), {"samples": 5}, row(1800, 0.4), row(2400, math.nan)]
     assert throughput(reports) == pytest.approx({0: 100.0, 1: 50.0})
+
+
+def test_a_report_that_is_shared_names_no_host_and_no_place(tmp_path: Path) -> None:
+    log = logged("warning: on somewhere, /home/ann/data set.csv and ~/x/y.npz have nulls")
+    run = runs.make(tmp_path / "secret place" / "first", runs.rows(3), log=log + runs.ENDED)
+    private = ("somewhere", "/home/ann", "secret place", str(tmp_path), "train.py", "OMP_NUM_THREADS")
+    own, shared = (write(run, tmp_path / f"{share}.html", share=share).read_text() for share in (False, True))
+    assert all(word in own for word in private), "the control"
+    assert not any(word in shared for word in private)
+    assert all(word in shared for word in ("first", "CrossEntropy", "y.npz", "ended: 5 epochs"))
 
 
 # --- how good the answers are ----------------------------------------------------------------------------
@@ -192,26 +196,26 @@ def test_the_numbers_of_classes_are_those_of_scikit_learn() -> None:
     draw = np.random.default_rng(1)
     target, answer = draw.integers(0, 4, (2, 300))
     answer = np.where(draw.random(300) < 0.8, target, answer)
-    found = scores([{"test/confusion": confusion_matrix(target, answer).tolist()}])
+    every = {"labels": range(5), "zero_division": 0}  # one never comes
+    matrix = confusion_matrix(target, answer, labels=range(5)).tolist()
+    found = scores([{"test/confusion": matrix}])
     assert found is not None
-    wanted = precision_recall_fscore_support(target, answer, zero_division=0)
     ours = [[one.precision, one.recall, one.f1, one.support] for one in found.classes]
-    np.testing.assert_allclose(np.transpose(ours), wanted)
+    np.testing.assert_allclose(np.transpose(ours), precision_recall_fscore_support(target, answer, **every))
     for average in ("macro", "weighted"):
-        theirs = precision_recall_fscore_support(target, answer, average=average, zero_division=0)[:3]
-        assert [found.mean(what, average == "weighted") for what in ("precision", "recall", "f1")] == pytest.approx(
-            theirs
-        )
-    assert found.matrix == confusion_matrix(target, answer).tolist()
+        theirs = precision_recall_fscore_support(target, answer, average=average, **every)[:3]
+        means = [found.mean(what, average == "weighted") for what in ("precision", "recall", "f1")]
+        assert means == pytest.approx(theirs)
+    assert found.matrix == matrix
     assert found.accuracy == pytest.approx(accuracy_score(target, answer))
-    wrong = {(i, j): n for i, line in enumerate(found.matrix) for j, n in enumerate(line) if i != j}
-    assert found.mistakes[0][0] == max(wrong.values())
+    assert found.mistakes[0][0] == max(n for i, line in enumerate(matrix) for j, n in enumerate(line) if i != j)
 
 
-def test_a_class_that_never_comes_has_zeros() -> None:
-    found = scores([{"val/confusion": [[1, 0, 0], [1, 1, 0], [0, 0, 0]]}])
+def test_the_classes_are_those_of_the_last_confusion_matrix(tmp_path: Path) -> None:
+    found = scores([{"epoch": k, "step": k, "samples": k, "val/confusion": [[k, 2], [3, 4]]} for k in (1, 9)])
     assert found is not None
-    assert [(one.support, one.f1) for one in found.classes][2] == (0, 0.0)
+    assert (found.of, found.matrix) == ("val", [[9, 2], [3, 4]])
+    assert scores([{"val/confusion": [[0.5, 0.5], [0, 1]]}]) is None, "shares are no counts"
 
 
 @pytest.mark.slow
@@ -222,34 +226,17 @@ def test_many_classes_are_told_by_their_mistakes(tmp_path: Path) -> None:
     assert "all 2,000 classes" in found.text
 
 
-def test_the_classes_are_those_of_the_last_confusion_matrix(tmp_path: Path) -> None:
-    reports = [{"epoch": k, "step": k, "samples": k, "val/confusion": [[k, 2], [3, 4]]} for k in (1, 9)]
-    found = scores(reports)
-    assert found is not None
-    assert (found.of, found.matrix) == ("val", [[9, 2], [3, 4]])
-    assert scores([{"val/confusion": [[0.5, 0.5], [0, 1]]}]) is None, "shares are no counts"
-    assert "Confusion" in page(runs.make(tmp_path / "run", reports)).text
-
-
 # --- what is missing -------------------------------------------------------------------------------------
 
 
-def test_an_empty_run_is_told_to_be_empty(tmp_path: Path) -> None:
+def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.json").write_text(json.dumps(runs.FACTS))
     said = page(run).text
-    for name in ("config.json", "metrics.jsonl", "log.txt"):
-        assert name in said
+    assert all(name in said for name in ("config.json", "metrics.jsonl", "log.txt"))
     assert "unknown the log does not say whether it ended, and nothing was reported" in said
-
-
-def test_a_run_without_rows_says_so(tmp_path: Path) -> None:
-    assert "Nothing has been reported yet: metrics.jsonl has no rows." in page(runs.make(tmp_path / "run")).text
-
-
-def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
-    run = runs.make(tmp_path / "run", runs.rows(3), runs.STARTED)
+    run = runs.make(tmp_path / "another", runs.rows(3), runs.STARTED)
     (run / "config.json").unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"epoch":4,"step":80,"samp')
@@ -297,26 +284,18 @@ def test_a_pipe_or_a_directory_in_place_of_a_file_stops_no_report(tmp_path: Path
     assert "log.txt cannot be read" in page(run).text
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda path: None,
-            r"is not a directory\. Name the directory of a run, as it was given to fit\(run=\.\.\.\)\.",
-        ),
-        (lambda path: path.write_text("x"), "is not a directory"),
-        (lambda path: path.mkdir(), r"is not a run: it has no run\.json\. Name what was given"),
-        (lambda path: runs.make(path / "mine"), r"is not a run: .* It holds runs: name one of mine\."),
-    ],
-)
-def test_what_is_no_run_is_refused_with_what_to_do(tmp_path: Path, make: Any, message: str) -> None:
-    make(tmp_path / "runs")
-    with pytest.raises(hr.RunError, match=message):
-        write(tmp_path / "runs")
-
-
-def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
-    run = runs.make(tmp_path / "run")
+def test_what_is_no_run_and_a_place_that_is_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = runs.make(tmp_path / "runs" / "mine")
+    (tmp_path / "empty").mkdir()
+    for name, message in {
+        "none": r"is not a directory\. Name the directory of a run, as it was given to fit\(run=\.\.\.\)\.",
+        "file": "is not a directory",
+        "empty": r"is not a run: it has no run\.json\. Name what was given",
+        "runs": r"is not a run: .* It holds runs: name one of mine\.",
+    }.items():
+        with pytest.raises(hr.RunError, match=message):
+            write(tmp_path / name)
     for out in (tmp_path, tmp_path / "nowhere" / "report.html"):
         with pytest.raises(hr.RunError, match="name a file in a directory that is there"):
             write(run, out)
@@ -330,29 +309,15 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     run = runs.make(
         tmp_path / f"<b>{bad.replace('/', '')}",
         [{"epoch": k, "step": k, "samples": k, f"val/{bad}": float(k), bad: 1.0 / k} for k in (1, 2)],
-        f"{runs.STARTED}2026-03-01 10:00:00 warning: {bad}\n2026-03-01 10:00:00 ended: {bad}\n",
+        logged(f"warning: {bad}", f"ended: {bad}"),
         config_json=json.dumps({bad: {bad: bad}}),
         best__best_json=json.dumps({"step": 1, bad: 1.0}),
     )
     found = page(run)
     assert found.text.count("alert('1')") > 10, "it is all there"
-    text = (run / "report.html").read_text()
-    assert text.count("<script>") == 1, "the page's own"
-    assert str(markupsafe.escape(bad)) in text
+    assert found.html.count("<script>") == 1, "the page's own"
+    assert str(markupsafe.escape(bad)) in found.html
     assert len([tag for tag, *_ in found.attributes if tag == "script"]) == 0
-
-
-def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
-    run = runs.make(tmp_path / "run", runs.classified())
-    found = page(run)
-    outside = [value for _, name, value in found.attributes if name in ("src", "href", "srcset", "action", "data")]
-    assert outside == ["data:,"]
-    text = (run / "report.html").read_text()
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "//" not in re.sub(r"// [A-Z][^\n]*", "", text).replace(str(run), ""), "no address"
-    policy = next(value for tag, name, value in found.attributes if tag == "meta" and "default-src" in value)
-    assert policy.startswith("default-src 'none';")
 
 
 def test_the_page_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,17 +335,10 @@ def test_the_page_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     assert (run / "report.html").read_bytes() == before
 
 
-def test_a_report_can_be_written_elsewhere_and_reads_only(tmp_path: Path) -> None:
-    run = runs.make(tmp_path / "run", runs.rows(2))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert write(str(run), tmp_path / "mine.html") == tmp_path / "mine.html"
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
 def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
     run = runs.make(tmp_path / "run", runs.classified())
     code = (
-        f"import sys\nfrom headrace.watch.report import write\nwrite({str(run)!r})\nassert 'torch' not in sys.modules"
+        f"import sys; from headrace.watch.report import write; write({str(run)!r}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -389,16 +347,14 @@ def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
 def test_a_long_run_is_thinned_to_what_a_screen_shows(tmp_path: Path) -> None:
     reports = runs.rows(10_000)
     reports[5_000]["train/loss"], reports[6_000]["train/loss"] = 77.5, "NaN"
-    run = runs.make(tmp_path / "run", reports)
-    found = page(run)
-    assert (run / "report.html").stat().st_size < 1_000_000
+    found = page(runs.make(tmp_path / "run", reports))
+    assert len(found.html) < 1_000_000
     views = [json.loads(value) for _, name, value in found.attributes if name == "data-view"]
     loss = views[0]["curves"][0]
     assert len(loss["x"]) < 2000
     assert max(value for value in loss["y"] if value is not None) == 77.5
     assert None in loss["y"], "the gap is there"
     assert "every 10th of 10,000 rows" in found.text
-    assert "10,000" in found.text
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=30), st.sampled_from(["loss", "r2"]))
@@ -423,20 +379,3 @@ def test_the_numbers_at_an_axis_differ(values: list[float]) -> None:
         texts = [text for _, text in numbers]
         assert len(texts) == len(set(texts)) >= 2
     assert all("." not in text for _, text in drawn.xs), "epochs are counted"
-
-
-def test_a_report_that_is_shared_names_no_host_and_no_place(tmp_path: Path) -> None:
-    log = runs.STARTED + "2026-03-01 10:01:00 warning: on somewhere, /home/ann/data set.csv and ~/x/y.npz have nulls\n"
-    run = runs.make(tmp_path / "secret place" / "first", runs.rows(3), log=log + runs.ENDED)
-    private = ("somewhere", "/home/ann", "secret place", str(tmp_path), "train.py", "OMP_NUM_THREADS")
-    own, shared = (write(run, tmp_path / f"{share}.html", share=share).read_text() for share in (False, True))
-    assert all(word in own for word in private), "the control"
-    assert not any(word in shared for word in private)
-    assert all(word in shared for word in ("first", "CrossEntropy", "y.npz", "ended: 5 epochs"))
-
-
-def test_a_column_without_a_number_is_left_out(tmp_path: Path) -> None:
-    rows = [{**row, "val/auroc": None} for row in runs.rows(3)]
-    page = write(runs.make(tmp_path / "run", rows)).read_text()
-    assert "val/accuracy" in page
-    assert "val/auroc" not in page

@@ -101,13 +101,6 @@ def test_numbers_that_were_written_twice_would_be_noticed(tmp_path: Path) -> Non
     assert event_files.raw_curves(tb) != event_files.wanted(run)
 
 
-def test_curves_that_were_lost_or_never_written_are_there_after_going_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, epochs=2, logs=False)
-    train(run, hr.TensorBoard(), epochs=4)
-    assert event_files.raw_curves(run / "tb") == event_files.wanted(run)
-
-
 def test_files_that_are_cut_short_or_garbage_are_no_harm(tmp_path: Path) -> None:
     run, tb = tmp_path / "run", tmp_path / "run" / "tb"
     train(run, hr.TensorBoard(), epochs=1)
@@ -138,12 +131,6 @@ def test_another_training_begins_anew(tmp_path: Path) -> None:
     found = event_files.raw_curves(tb)
     assert [step for step, _ in found["train/loss"]] == [2, 4, 6, 8, 10, 12]
     assert min(event_files.times(tb).values()) > max(first.values())
-
-
-def test_an_error_leaves_what_was_reported(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        train(None, hr.TensorBoard(tmp_path), Stops(7))
-    assert [step for step, _ in event_files.raw_curves(tmp_path)["train/loss"]] == [2, 4, 6]
 
 
 def test_numbers_that_are_not_finite_or_not_32_bits_are_written(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from ..store.run import CHECKPOINTS, RUN, RunFiles, run_id
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
 from ..watch.report.read import overview_of
+from ..watch.rows import was_interrupted
 from ..workers.comm import Null
 from ..workers.strategy import Strategy
 from .checkpoint import LARGE, Checkpoint, WorkerState, complete, decode, encode, tensors_in
@@ -339,9 +340,10 @@ class Checkpointer:
         self._saver.wait()
         self._run.log(f"ended: {why}")
 
-    def announce(self, step: int, complete: bool) -> None:
-        """Prints how to go on after a signal, or that the training had reached its end when it came."""
-        saved = f"saved at step {step:,} in {self._url or self._named}; run again to go on"
+    def announce(self, step: int, complete: bool, why: str) -> None:
+        """Prints how to go on after a signal; that scores are missing, if the training ended otherwise, or nothing."""
+        then = "to go on" if not why or was_interrupted(why) else "for its last scores"
+        saved = f"saved at step {step:,} in {self._url or self._named}; run again {then}"
         text = "the training had reached its end, and its run is complete" if complete else saved
         if self._writes:
             print(f"headrace: {text}", file=sys.stderr)

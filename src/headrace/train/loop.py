@@ -74,7 +74,7 @@ class Loop:
             except GeneratorExit:  # the loop of `steps` is closed
                 self._leave("left")
         if self._signals.last_reason:
-            self._checkpointer.announce(self._info.step, complete)
+            self._checkpointer.announce(self._info.step, complete, self._info.stopping)
             raise self._signals.error()
         if self._info.raise_at_end is not None:
             raise self._info.raise_at_end

@@ -10,10 +10,8 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -36,7 +34,6 @@ LONGEST = 500  # letters of a parameter's value, which older servers take too
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _ODD = re.compile(r"[^\w\-. :/]")  # what MLflow allows in no name
 
-_UNFIT = re.compile(r"[^\w\-.]")  # what W&B allows in no artifact's name
 _OURS = ("id", "resume", "config")
 _EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
 """Exit codes as W&B gives them itself: 255 after Ctrl-C."""
@@ -53,23 +50,10 @@ class Tracker(Callback, ABC):
     everywhere = False
     id = ""
     """The other program's id for this training, once it has begun."""
-    _params: Mapping[str, Any] = MappingProxyType({})  # of the class: a subclass need not call `__init__`
-    _artifacts: Sequence[Path] = ()
     _sender: _Sender | None = None
-
-    def __init__(self, params: Mapping[str, Any] | None = None, artifacts: Sequence[str | Path] = ()) -> None:
-        kind = type(self).__name__
-        if params is not None and not isinstance(params, Mapping):
-            raise ConfigError(f"{kind}(params=) takes a dict of names and values, got {params!r}.")
-        if isinstance(artifacts, str | Path) or not isinstance(artifacts, Sequence):
-            raise ConfigError(f"{kind}(artifacts=) takes a list of files and directories, got {artifacts!r}.")
-        self._params, self._artifacts = flattened(params or {}), [Path(path) for path in artifacts]
 
     def forget(self) -> None:
         self.id = ""
-        self._failure: tuple[int, Exception] | None = None
-        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
-        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"id": self.id}
@@ -87,16 +71,12 @@ class Tracker(Callback, ABC):
                 f"{type(self).__name__} could not begin: {type(error).__name__}: {error}. Train without it, or see to "
                 "what it says."
             ) from error
-        self._waiting.extend(dict(row) for row in info.history.rows)
-        self._sender = _Sender(self._pass_on)
+        self._sender = _Sender(self.send, info.history.rows)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
         assert self._sender is not None
-        with self._sender.lock:
-            before = self._waiting.pop() if self._waiting and self._waiting[-1]["step"] == row["step"] else {}
-            self._waiting.append({**before, **row})  # a training that goes on may have begun with a part of this report
-        self._sender.wake()
-        self._warn_once()
+        self._sender.put(row)
+        self._warn_once(self._sender)
 
     def on_error(self, info: Info, error: BaseException) -> None:
         self._leave("failed" if isinstance(error, Exception) else "interrupted", info)
@@ -116,33 +96,10 @@ class Tracker(Callback, ABC):
     def end(self, state: str) -> None:
         """Closes the record of a training that is "finished", "interrupted" or "failed", as its report has it."""
 
-    def keep(self, path: Path) -> None:
-        """Keeps a file or a directory beside the record."""
-        raise NotImplementedError
-
-    def _pass_on(self, lock: threading.Lock) -> bool:
-        """In the sender's thread: sends what is waiting; what has come meanwhile is sent the next time."""
-        with lock:
-            rows = list(self._waiting)
-        if not rows:
-            return True
-        try:
-            self.send(rows)
-        except Exception as error:
-            self._failure = self._failure or (rows[-1]["step"], error)
-            return False
-        self._failure, self._has_warned = None, False
-        sent = set(map(id, rows))
-        with lock:
-            remaining = [row for row in self._waiting if id(row) not in sent]
-            self._waiting.clear()
-            self._waiting.extend(remaining)
-        return True
-
-    def _warn_once(self) -> None:
+    def _warn_once(self, sender: _Sender) -> None:
         """Warns of a failure, in the thread of the training, until something has been sent again."""
-        if (failure := self._failure) is not None and not self._has_warned:
-            self._has_warned = True
+        failure, sender.failure = sender.failure, None
+        if failure is not None:
             self._warn(f"has not taken step {failure[0]}, which is tried again", failure[1])
 
     def _leave(self, state: str, info: Info) -> None:
@@ -153,14 +110,7 @@ class Tracker(Callback, ABC):
         if not sender.end(limit_s):
             self._warn("has not taken the last reports", TimeoutError(f"it does not answer for {limit_s:.0f} s."))
             return
-        self._warn_once()
-        for path in self._artifacts:
-            try:
-                if not path.exists():
-                    raise FileNotFoundError("there is no such file.")
-                self.keep(path)
-            except Exception as error:
-                self._warn(f"has not taken {path}", error)
+        self._warn_once(sender)
         try:
             self.end(state)
         except Exception as error:
@@ -171,15 +121,23 @@ class Tracker(Callback, ABC):
 
 
 class _Sender:
-    """A thread that calls `send` when it is woken, one call at a time, until it ends; it pauses after a failure."""
+    """A thread that sends the reports that are put here, until it ends; it pauses after a failure."""
 
-    def __init__(self, send: Callable[[threading.Lock], bool]) -> None:
-        self.lock = threading.Lock()
-        self._send, self._due, self._ended = send, threading.Event(), threading.Event()
+    def __init__(self, send: Callable[[Iterable[Row]], None], rows: Iterable[Row]) -> None:
+        self.failure: tuple[int, Exception] | None = None
+        """The first of the failures since something was sent, and the step that was not; nobody has been told of it."""
+        self._send, self._fails = send, False
+        self._waiting: deque[Row] = deque(map(dict, rows), maxlen=MOST_WAITING)
+        self._lock, self._due, self._ended = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-tracker", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
+    def put(self, row: Row) -> None:
+        """Adds a report, which joins what there is of its step: a training that goes on may have begun with a part."""
+        with self._lock:
+            waiting = self._waiting
+            before = waiting.pop() if waiting and waiting[-1]["step"] == row["step"] else {}
+            waiting.append({**before, **row})
         if not self._due.is_set():
             self._due.set()
 
@@ -196,21 +154,39 @@ class _Sender:
             self._due.wait()
             self._due.clear()
             ended = self._ended.is_set()
-            pause_s = 0.0 if self._send(self.lock) else min(2 * pause_s or RETRY_S, LONGEST_RETRY_S)
+            pause_s = 0.0 if self._pass_on() else min(2 * pause_s or RETRY_S, LONGEST_RETRY_S)
             self._ended.wait(pause_s)
 
+    def _pass_on(self) -> bool:
+        """Sends what is waiting; what comes meanwhile is sent the next time."""
+        with self._lock:
+            rows = list(self._waiting)
+        try:
+            if rows:
+                self._send(rows)
+        except Exception as error:
+            if not self._fails:
+                self._fails, self.failure = True, (rows[-1]["step"], error)
+            return False
+        self._fails, self.failure, sent = False, None, set(map(id, rows))
+        with self._lock:
+            self._waiting = deque((row for row in self._waiting if id(row) not in sent), MOST_WAITING)
+        return True
 
-def require(kind: str, module: str) -> None:
-    """Raises unless a package is installed; nothing is imported yet."""
+
+def require(kind: str, module: str, params: Mapping[str, Any] | None) -> None:
+    """Raises unless a package is installed, and its parameters have names; nothing is imported yet."""
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigError(f"{kind}(params=) takes a dict of names and values, got {params!r}.")
     spec = find_spec(module)
     if spec is None or spec.origin is None:  # a directory that happens to have the name has no origin
         raise ConfigError(f'{kind} needs {module}, which is not installed: pip install "headrace[{module}]".')
 
 
-def settings(info: Info) -> dict[str, Any]:
-    """The settings of a training, each by a name with dots."""
+def settings(info: Info, params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a training and `params` of the user's own, each by a name with dots."""
     limits = {limit.unit: limit.count for limit in info.limits}
-    return flattened({**info.trainer.resume_settings, "limits": limits})
+    return flattened({**info.trainer.resume_settings, "limits": limits}) | flattened(params or {})
 
 
 class MLflow(Tracker):
@@ -218,8 +194,7 @@ class MLflow(Tracker):
 
     `experiment`: its name, else that of MLFLOW_EXPERIMENT_NAME; `uri`: of the server or the database, else that of
     MLFLOW_TRACKING_URI; `name`: of the run, else that of the run's directory. It does not touch MLflow's active run.
-    `params`: parameters of your own beside the settings; `artifacts`: files and directories that are uploaded when the
-    training ends.
+    `params`: parameters of your own beside the settings. `MlflowClient().log_artifact(tracker.id, path)` adds files.
     """
 
     _looks_on = True
@@ -231,12 +206,10 @@ class MLflow(Tracker):
         name: str | None = None,
         *,
         params: Mapping[str, Any] | None = None,
-        artifacts: Sequence[str | Path] = (),
     ) -> None:
-        super().__init__(params, artifacts)
-        require("MLflow", "mlflow")
+        require("MLflow", "mlflow", params)
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        self._uri, self._name = uri, name
+        self._uri, self._name, self._params = uri, name, params
         self._client: Any = None
         self._known: dict[str, int] | None = None  # the last step of every metric that MLflow has; `None`: ask it
 
@@ -251,7 +224,7 @@ class MLflow(Tracker):
         experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
         name = self._name or (info.run.name if info.run else None)
         self.id = self._client.create_run(experiment, run_name=name).info.run_id
-        self._describe({**settings(info), **self._params})
+        self._describe(settings(info, self._params))
 
     def send(self, rows: Iterable[Row]) -> None:
         from mlflow.entities import Metric
@@ -267,12 +240,6 @@ class MLflow(Tracker):
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self.id, metrics=metrics[start : start + AT_ONCE])
         self._known = known | {metric.key: metric.step for metric in metrics}
-
-    def keep(self, path: Path) -> None:
-        if path.is_dir():
-            self._client.log_artifacts(self.id, str(path), path.resolve().name)
-        else:
-            self._client.log_artifact(self.id, str(path))
 
     def end(self, state: str) -> None:
         self._client.set_terminated(self.id, _STATUS[state])
@@ -306,8 +273,7 @@ class WandB(Tracker):
 
     `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
     Test scores are in the summary. Offline, every start has a file of its own, which has all numbers from the first
-    step on: send the last one. `params`: of your own, in the config beside the settings; `artifacts`: files and
-    directories that are uploaded when the training ends.
+    step on: send the last one. `params`: of your own, in the config beside the settings.
     """
 
     _looks_on = True
@@ -318,16 +284,14 @@ class WandB(Tracker):
         name: str | None = None,
         *,
         params: Mapping[str, Any] | None = None,
-        artifacts: Sequence[str | Path] = (),
         **options: Any,
     ) -> None:
-        super().__init__(params, artifacts)
-        require("WandB", "wandb")
+        require("WandB", "wandb", params)
         if taken := sorted(set(_OURS) & options.keys()):
             raise ConfigError(
                 f"WandB sets {' and '.join(taken)} by itself: a training goes on in the run that it began."
             )
-        self._options = {"project": project, "name": name, **options}
+        self._options, self._params = {"project": project, "name": name, **options}, params
         self._run: Any = None
         self._known = -1  # the last step that W&B has
 
@@ -335,8 +299,10 @@ class WandB(Tracker):
         import wandb
 
         self.id = self.id or uuid.uuid4().hex[:16]
-        config = {**settings(info), **self._params}
-        given: dict[str, Any] = {"config": config, "allow_val_change": True}  # limits may have grown
+        given: dict[str, Any] = {
+            "config": settings(info, self._params),
+            "allow_val_change": True,
+        }  # limits may have grown
         given["reinit"] = "create_new"  # a run of the user's own stays what it is
         given |= {name: value for name, value in self._options.items() if value is not None}
         if info.run is not None:
@@ -352,13 +318,6 @@ class WandB(Tracker):
                 self._known = row["step"]
             if tested := {key: value for key, value in found.items() if key.startswith("test/")}:
                 self._run.summary.update(tested)
-
-    def keep(self, path: Path) -> None:
-        import wandb
-
-        artifact = wandb.Artifact(_UNFIT.sub("_", path.resolve().name) or "files", type="file")
-        (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
-        self._run.log_artifact(artifact)
 
     def end(self, state: str) -> None:
         self._run.finish(exit_code=_EXIT[state])

@@ -37,7 +37,7 @@ class Scores:
     """The share of rows that are right."""
     matrix: list[list[int]] = field(default_factory=list)
     """Rows by class (down) and answer (across), where there are few enough classes to be looked at."""
-    mistakes: list[tuple[int, str, str]] = field(default_factory=list)
+    mistakes: list[tuple[int, int, int]] = field(default_factory=list)
     """The most frequent ones: rows, class, answer."""
 
     def mean(self, what: str, weighted: bool = False) -> float:
@@ -49,40 +49,29 @@ class Scores:
 
 def scores(rows: Sequence[Row]) -> Scores | None:
     """The scores from the last confusion matrix of the rows, of the test if there is one."""
+    matrices = ((of, _square(row.get(f"{of}/confusion"))) for of in ("test", "val") for row in reversed(rows))
+    return next((_scores(matrix, of) for of, matrix in matrices if matrix is not None), None)
+
+
+def _scores(matrix: np.ndarray, of: str) -> Scores:
+    """Scores from counts of rows by class and answer. A ratio whose denominator is 0 is 0, as in scikit-learn."""
     import numpy as np
 
-    for of in ("test", "val"):
-        for row in reversed(rows):
-            matrix = _square(row.get(f"{of}/confusion"))
-            if matrix is not None:
-                pairs = np.stack(np.nonzero(matrix))
-                return _of_pairs(pairs, matrix[pairs[0], pairs[1]], of, [str(k) for k in range(len(matrix))])
-    return None
-
-
-def _of_pairs(pairs: np.ndarray, counts: np.ndarray, of: str, names: Sequence[str]) -> Scores:
-    """Scores from the pairs of class and answer that there are, and how often each comes."""
-    import numpy as np
-
-    size, rows, right = len(names), int(counts.sum()), pairs[0] == pairs[1]
-    hits, wanted, came = (
-        np.bincount(which, weights, minlength=size)
-        for which, weights in ((pairs[0, right], counts[right]), (pairs[0], counts), (pairs[1], counts))
+    hits, wanted, came = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
+    ratios = [(part / np.maximum(1, of_all)).tolist() for part, of_all in ((hits, came), (hits, wanted))]
+    f1 = (2 * hits / np.maximum(1, wanted + came)).tolist()
+    numbers = zip(wanted.tolist(), *ratios, f1, strict=True)
+    places = np.stack(np.nonzero(matrix - np.diag(hits)))
+    counts = matrix[places[0], places[1]]
+    most = np.argsort(-counts, kind="stable")[:MISTAKES]
+    return Scores(
+        of,
+        [PerClass(str(k), *each) for k, each in enumerate(numbers)],
+        int(matrix.sum()),
+        float(hits.sum()) / max(1, int(matrix.sum())),
+        matrix.tolist() if len(matrix) <= LOOKED_AT else [],
+        list(zip(counts[most].tolist(), *places[:, most].tolist(), strict=True)),
     )
-    classes = [_class(name, hits[k], wanted[k], came[k]) for k, name in enumerate(names)]
-    matrix = np.zeros((size, size) if size <= LOOKED_AT else (0, 0), dtype=np.int64)
-    if matrix.size:
-        matrix[pairs[0], pairs[1]] = counts
-    wrong = [(int(n), names[i], names[j]) for i, j, n in zip(*pairs, counts, strict=True) if i != j]
-    mistakes = sorted(wrong, key=lambda mistake: -mistake[0])[:MISTAKES]
-    return Scores(of, classes, rows, float(hits.sum()) / max(1, rows), matrix.tolist(), mistakes)
-
-
-def _class(name: str, hits: Any, wanted: Any, came: Any) -> PerClass:
-    """A ratio whose denominator is 0 is 0, as scikit-learn has it."""
-    both = int(wanted) + int(came)
-    precision, recall = int(hits) / max(1, int(came)), int(hits) / max(1, int(wanted))
-    return PerClass(name, int(wanted), precision, recall, 2 * int(hits) / max(1, both))
 
 
 def _square(value: Any) -> np.ndarray | None:
