@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from kit.cli_parts import FILED, LIMIT_S, headrace, process, refused
+from kit.cli_parts import FILED, LIMIT_S, answer, headrace, process, refused
 from kit.forked import start, take_over
 
-import headrace as hr
 from headrace.app.recipe import load_recipe
 from headrace.step.weights import saved_weights
 
@@ -36,9 +35,10 @@ def test_a_training_writes_down_its_recipe_and_says_what_comes_next(place: Path,
         "arguments": {"lr": 0.05, "width": 6, "kind": "adam", "tested": True},
         "fit": {"epochs": 1},
     }
-    assert headrace("fit", "sines.py:small", "--config", "runs/one/recipe.json", "--run", "runs/two", "--json") == 0
-    again = json.loads(capsys.readouterr().out)
+    more = ["--config", "runs/one/recipe.json", "--run", "runs/two", "--report"]
+    again = answer(capsys, "fit", "sines.py:small", *more)
     assert (again["step"], again["run"]) == (5, "runs/two")
+    assert Path(again["report"]).samefile(place / "runs/two/report.html")
     weights = [saved_weights(place / "runs" / name, "last").tensors["model.safetensors"] for name in ("one", "two")]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert weights[0]["0.weight"].shape == (6, 5)
@@ -73,13 +73,11 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
         (["--no-tested"], "runs/003", 5),  # of the recipe alone
         (["--no-tested"], "runs/003", 5),
     ):
-        assert headrace("fit", *how, *options, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
+        found = answer(capsys, "fit", *how, *options)
         assert (found["run"], found["step"]) == (run, step)
     assert "this run is new, since runs/002 differs: " in (place / "runs/003/log.txt").read_text()
     assert "tested: True in the run, False now" in (place / "runs/003/log.txt").read_text()
-    assert headrace("resume", "runs/002", "--trust", "--epochs", "2", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 10
+    assert answer(capsys, "resume", "runs/002", "--trust", "--epochs", "2")["step"] == 10
 
 
 @pytest.mark.slow
@@ -89,10 +87,8 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
     assert f"headrace resume r --recipe sines.py:{recipe} --steps N" in capsys.readouterr().out
     for flag in ("--xyz", "--run", "--resume"):
         assert f"Unknown option: {flag}" in refused(capsys, "resume", "r", "--trust", flag, "must", status=2)
-    assert headrace("resume", "r", "--trust", "--steps", "4", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 4
-    assert headrace("resume", "r", "--trust", "--epochs", "2", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 10
+    assert answer(capsys, "resume", "r", "--trust", "--steps", "4")["step"] == 4
+    assert answer(capsys, "resume", "r", "--trust", "--epochs", "2")["step"] == 10
 
 
 @pytest.mark.slow
@@ -104,32 +100,15 @@ def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Pat
 
 
 def test_a_parameter_that_is_called_as_an_option_is_the_recipes(place: Path, capsys: Any) -> None:
-    assert headrace("fit", "sines.py:passes", "--epochs", "1", "--run", "r", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["epoch"] == 1
+    assert answer(capsys, "fit", "sines.py:passes", "--epochs", "1", "--run", "r")["epoch"] == 1
     assert json.loads((place / "r/recipe.json").read_text())["arguments"] == {"epochs": 1}
-    assert headrace("resume", "r", "--trust", "--epochs", "2", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["epoch"] == 2
-
-
-def test_what_a_recipe_passes_to_fit_stays(place: Path, capsys: Any) -> None:
-    made = load_recipe("sines.py:small")
-    assert isinstance(made, hr.Recipe)
-    assert headrace("fit", "sines.py:small", "--steps", "3", "--run", "r", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["step"], found["why"]) == (3, "3 steps reached")
-
-
-def test_the_report_is_written_at_the_end_if_it_is_asked_for(place: Path, capsys: Any) -> None:
-    assert headrace("fit", "sines.py:small", "--run", "r", "--report", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert Path(found["report"]).samefile(place / "r/report.html")
+    assert answer(capsys, "resume", "r", "--trust", "--epochs", "2")["epoch"] == 2
 
 
 def test_a_run_of_a_script_is_told_apart_and_goes_on_with_the_recipe_that_is_named(place: Path, capsys: Any) -> None:
     load_recipe("sines.py:small").run(run="r", epochs=1, progress=False)
     assert "Run the script again, or name the recipe: --recipe file.py." in refused(capsys, "resume", "r")
-    assert headrace("resume", "r", "--recipe", "sines.py:small", "--epochs", "2", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["epoch"] == 2
+    assert answer(capsys, "resume", "r", "--recipe", "sines.py:small", "--epochs", "2")["epoch"] == 2
     (place / "r/recipe.json").write_text("recipe: [")
     assert "what r says of its recipe cannot be read" in refused(capsys, "resume", "r", "--trust")
 
@@ -144,42 +123,22 @@ def test_arguments_that_json_has_no_values_for_are_those_of_the_run(place: Path,
         "    assert (most, file) == (float('inf'), 'a\\udcff')\n    return small()\n"
     )
     for epochs in ("1", "2"):
-        assert headrace("fit", "odd.py", "--epochs", epochs, "--run", "runs/", "--json") == 0
-        assert json.loads(capsys.readouterr().out)["run"] == "runs/001"
-    assert headrace("resume", "runs/001", "--recipe", "odd.py", "--epochs", "3", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["epoch"] == 3
-
-
-def refused_after(capsys: Any, *words: object) -> str:
-    capsys.readouterr()
-    return refused(capsys, *words)
+        assert answer(capsys, "fit", "odd.py", "--epochs", epochs, "--run", "runs/")["run"] == "runs/001"
+    assert answer(capsys, "resume", "runs/001", "--recipe", "odd.py", "--epochs", "3")["epoch"] == 3
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_as_it_says(place: Path, capsys: Any) -> None:
     assert headrace("fit", "sines.py:small", "--run", "r", "--epochs", "1", "--json") == 0
     document = (place / "r/recipe.json").read_text()
     run = (place / "r/run.json").read_text()
+    capsys.readouterr()
     (place / "killed").mkdir()
     (place / "killed/run.json").write_text(run)
-    assert "--recipe file.py" in refused_after(capsys, "resume", "killed", "--trust")
+    assert "--recipe file.py" in refused(capsys, "resume", "killed", "--trust")
     (place / "killed/recipe.json").write_text(document)
-    said = refused_after(capsys, "resume", "killed", "--recipe", "sines.py:small")
+    said = refused(capsys, "resume", "killed", "--recipe", "sines.py:small")
     start = said.partition("Start it: headrace ")[2].split()
-    assert headrace(*start, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 5
-
-
-def test_a_run_in_use_is_left_alone(place: Path, capsys: Any) -> None:
-    assert headrace("fit", "sines.py:small", "--run", "r", "--json") == 0
-    capsys.readouterr()
-    for info in load_recipe("sines.py:small").trainer.steps(_rows(), run="r2", epochs=1):
-        if info.step == 1:
-            assert headrace("fit", "sines.py:small", "--run", "r2", "--json") == 1
-            assert "is in use by process" in json.loads(capsys.readouterr().err)["error"]
-
-
-def _rows() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(16, 5), torch.zeros(16, dtype=torch.int64)
+    assert answer(capsys, *start)["step"] == 5
 
 
 # --- workers --------------------------------------------------------------------------------------------
@@ -301,8 +260,7 @@ def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:
 
 
 def test_the_device_is_that_of_the_option_unless_the_recipe_names_another(place: Path, capsys: Any) -> None:
-    assert headrace("fit", "sines.py:small", "--device", "cpu", "--epochs", "1", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 5
+    assert answer(capsys, "fit", "sines.py:small", "--device", "cpu", "--epochs", "1")["step"] == 5
     assert "device='nonsense' is not a device" in refused(capsys, "fit", "sines.py:small", "--device", "nonsense")
     (place / "own.py").write_text(
         "import torch\nimport headrace as hr\nfrom sines import rows\n"

@@ -1,6 +1,7 @@
 """What the command line prints: its help, and nothing wrong where nobody reads what it prints."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def test_the_help_of_everything_comes_at_once() -> None:
     code = (
         "import runpy, sys\n"
         "late = {'torch', 'numpy', 'matplotlib', 'ray', 'headrace.app.rehearse', 'headrace.engines', 'torchmetrics'}\n"
-        "for words in ([], ['--help'], ['fit', '--help'], ['predict', '--help'], ['runs', '--help'], ['--version']):\n"
+        "helps = 'fit', 'checkpoint', 'checkpoint export', 'predict'\n"
+        "for words in [[], ['--help'], ['checkpoint'], ['--version'], *([*h.split(), '--help'] for h in helps)]:\n"
         "    sys.argv[1:] = words\n"
         "    try: runpy.run_module('headrace', run_name='__main__')\n"
         "    except SystemExit as ended: assert not ended.code\n"
@@ -114,3 +116,10 @@ def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:
         assert headrace(*words.split()) == status
         assert warnings.formatwarning is before
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_shell_can_complete_commands_and_options(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(in_tmp_path))
+    assert headrace("--install-completion", "--shell", "bash") == 0
+    (script,) = in_tmp_path.rglob("completions/headrace")
+    assert {"sweep", "--checkpoint-every", "--install-completion"} <= set(re.findall(r"[\w-]+", script.read_text()))

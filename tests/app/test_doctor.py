@@ -15,16 +15,13 @@ from headrace.app.cli.doctor import Finding
 PARTS = ["versions", "devices", "space"]
 
 
-def test_it_tells_a_person_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_tells_a_person_and_a_program_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--run", str(tmp_path / "runs" / "x")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line in PARTS] == PARTS
     for fact in (torch.__version__, "threads of torch", "cores", "free", "glibc"):
         assert any(fact in line for line in lines), fact
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
-
-
-def test_a_program_reads_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--run", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [*PARTS, "findings"]

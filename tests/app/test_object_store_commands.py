@@ -1,19 +1,17 @@
 """Commands on runs in an object store: an S3 server over HTTP."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kit.cli_parts import answer, headrace
 from kit.s3_server import Proxy, s3
 from torch import nn
 
 import headrace as hr
-from headrace.app.cli import main
 from headrace.store.cache import folder_of
 
 pytest.importorskip("s3fs")
@@ -52,36 +50,29 @@ def recipe(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
     return str(tmp_path / "object_recipe.py")
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    """What a command prints as JSON."""
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.slow
 def test_commands_take_a_run_in_a_store(
     recipe: str, server: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = "s3://bucket/commands/a"
-    assert told(capsys, "fit", recipe, "--run", run)["run"] == run
+    assert answer(capsys, "fit", recipe, "--run", run)["run"] == run
     shutil.rmtree(folder_of(run))
-    assert told(capsys, "resume", run, "--recipe", recipe, "--epochs", "3")["epoch"] == 3
+    assert answer(capsys, "resume", run, "--recipe", recipe, "--epochs", "3")["epoch"] == 3
     shutil.rmtree(folder_of(run))
-    assert [each["sound"] for each in told(capsys, "checkpoint", "verify", run)] == [True] * 3
-    assert told(capsys, "verify", run, "--segments", "0")["ok"]
-    assert told(capsys, "validate", run, "--recipe", recipe)
+    assert [each["sound"] for each in answer(capsys, "checkpoint", "verify", run)] == [True] * 3
+    assert answer(capsys, "verify", run, "--segments", "0")["ok"]
+    assert answer(capsys, "validate", run, "--recipe", recipe)
     rows, answers = tmp_path / "rows.npy", tmp_path / "answers.npy"
     np.save(rows, np.ones((5, 4), np.float32))
     shutil.rmtree(folder_of(run))
-    assert told(capsys, "predict", run, str(rows), "--recipe", recipe, "--out", str(answers))["rows"] == 5
+    assert answer(capsys, "predict", run, str(rows), "--recipe", recipe, "--out", str(answers))["rows"] == 5
     assert np.load(answers).shape == (5, 2)
-    page = told(capsys, "report", run)["report"]
+    page = answer(capsys, "report", run)["report"]
     assert Path(page).is_file()
     assert "PUT commands/a/report.html" in server.log
-    assert main(["resume", run, "--recipe", recipe, "--epochs", "3"]) == 0
+    assert headrace("resume", run, "--recipe", recipe, "--epochs", "3") == 0
     local = tmp_path / "local"
-    assert main(["fit", recipe, "--epochs", "3", "--run", str(local)]) == 0
+    assert headrace("fit", recipe, "--epochs", "3", "--run", str(local)) == 0
     assert not hr.diff(run, local), "the same bits"
 
 
@@ -90,33 +81,16 @@ def test_a_list_of_runs_takes_a_request_for_each(
     recipe: str, server: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for width in (2, 3, 4):
-        assert main(["fit", recipe, "--width", str(width), "--run", f"s3://bucket/list/w{width}"]) == 0
+        assert headrace("fit", recipe, "--width", str(width), "--run", f"s3://bucket/list/w{width}") == 0
     shutil.rmtree(tmp_path / "cache")
     before = len(server.log)
-    found = told(capsys, "runs", "s3://bucket/list")
+    found = answer(capsys, "runs", "s3://bucket/list")
     assert [each["run"] for each in found] == [f"s3://bucket/list/w{width}" for width in (2, 3, 4)]
     assert [each["arguments"]["width"] for each in found] == [2, 3, 4]
     assert {each["state"] for each in found} == {"finished"}
     asked = server.log[before:]
     assert len(asked) <= 1 + 3
     assert sorted(asked)[:3] == [f"GET list/w{width}/overview.json" for width in (2, 3, 4)]
-
-
-@pytest.mark.slow
-def test_a_thousand_runs_are_listed_by_a_request_for_each(
-    recipe: str, server: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from headrace.store.remote import Remote
-
-    assert main(["fit", recipe, "--run", "s3://bucket/many/first"]) == 0
-    there = Remote("s3://bucket/many")
-    overview = there.read("first/overview.json")
-    assert overview is not None
-    for number in range(1000):
-        there.write(f"r{number:04d}/overview.json", overview)
-    before = len(server.log)
-    assert len(told(capsys, "runs", "s3://bucket/many")) == 1001
-    assert len(server.log) - before <= 1001 + 2
 
 
 def test_the_copy_of_a_run_is_not_trained_as_a_run_of_its_own(recipe: str, server: Proxy, tmp_path: Path) -> None:

@@ -123,30 +123,6 @@ def test_an_interrupted_trial_goes_on_and_reports_nothing_twice(tmp_path: Path, 
     assert len(values) == EPOCHS
 
 
-def test_a_retried_trial_that_inherits_its_reports_repeats_none() -> None:
-    trial = asked(NEVER)
-    for step in (1, 2, 3):
-        trial.report(9.0, step)
-    fit(make(), Pruning(trial))
-    values = trial.study.trials[0].intermediate_values
-    assert [values[step] for step in (1, 2, 3)] == [9.0] * 3
-    assert sorted(values) == list(range(1, EPOCHS + 1))
-
-
-def test_several_validations_in_an_epoch_are_steps_of_their_own() -> None:
-    trial = asked(NEVER)
-    history = fit(make(), Pruning(trial), epochs=2, validate_every="2 steps")
-    values = trial.study.trials[0].intermediate_values
-    assert values == dict(enumerate(history["val/loss"], start=1))
-    assert len(values) == 4
-
-
-def test_a_number_of_the_training_needs_no_validation() -> None:
-    trial = asked(NEVER)
-    history = make().fit((X, Y), epochs=3, progress=False, callbacks=[Pruning(trial, "train/loss")])
-    assert list(trial.study.trials[0].intermediate_values.values()) == history["train/loss"]
-
-
 class Diverges(nn.Module):
     """Its outputs are no numbers while it is validated."""
 
@@ -170,25 +146,16 @@ def test_what_is_no_number_is_pruned_by_the_median(storage: str | None) -> None:
     assert len(bad.history) == 1
 
 
-def test_the_fixed_trial_of_a_best_one_again_is_never_pruned() -> None:
-    history = fit(make(), Pruning(optuna.trial.FixedTrial({"lr": 0.1})))
+def test_every_measurement_is_a_step_and_those_that_a_retried_trial_inherits_are_not_repeated() -> None:
+    trial = asked(NEVER)
+    for step in (1, 2):
+        trial.report(9.0, step)
+    history = fit(make(), Pruning(trial), epochs=2, validate_every="2 steps")
+    expected = dict(enumerate([9.0, 9.0, *history["val/loss"][2:]], start=1))
+    assert trial.study.trials[0].intermediate_values == expected
+    assert len(expected) == 4
+    history = fit(make(), Pruning(optuna.trial.FixedTrial({"lr": 0.1})))  # of a best one again, which has no study
     assert len(history) == EPOCHS
-
-
-@pytest.mark.parametrize(
-    ("monitor", "data", "said"),
-    [
-        ("val/accuracy", VAL, r"Pruning looks at 'val/accuracy', which is not measured. There are: .*val/loss"),
-        ("val/loss", None, r"Pruning looks at 'val/loss', and there are no val data"),
-        ("loss", VAL, r"Pruning looks at 'loss', which is not measured. Did you mean 'train/loss' or 'val/loss'"),
-        ("test/loss", VAL, r"the test data are scored once, at the end"),
-    ],
-)
-def test_a_number_that_will_not_come_is_an_error_before_the_first_update(monitor: str, data: Any, said: str) -> None:
-    trial, trainer = asked(NEVER, direction="minimize" if "loss" in monitor else "maximize"), make()
-    with pytest.raises(hr.ConfigError, match=said):
-        trainer.fit((X, Y), data, epochs=2, progress=False, callbacks=[Pruning(trial, monitor)])
-    assert len(trainer.history) == 0
 
 
 class Gap:
@@ -235,6 +202,8 @@ def test_a_study_that_wants_something_else_is_an_error() -> None:
         fit(make(), Pruning(asked(NEVER, direction="maximize")))
     with pytest.raises(hr.ConfigError, match="'val/loss' is to be small, and the study is to maximize"):
         fit(make(), Pruning(asked(NEVER, direction="maximize"), mode="min"))
+    with pytest.raises(hr.ConfigError, match=r"looks at 'loss', which is not measured\. Did you mean 'train/loss'"):
+        fit(make(), Pruning(asked(NEVER), "loss"))
     with pytest.raises(hr.ConfigError, match="one objective; this one has 2"):
         fit(make(), Pruning(asked(NEVER, directions=["minimize", "maximize"])))
     with pytest.raises(hr.ConfigError, match="'val/dice' should be small or large is not known"):

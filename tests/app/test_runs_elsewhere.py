@@ -58,27 +58,6 @@ def test_a_url_is_a_run_wherever_one_is_named(use: str, url: str, in_tmp_path: P
     assert (in_tmp_path / "bucket" / "run" / "run.json").is_file()
 
 
-COMMANDS = [
-    "resume URL --recipe sines.py:small",
-    "validate URL --recipe sines.py:small",
-    "checkpoint list URL",
-    "checkpoint verify URL",
-    "checkpoint export URL --out weights.safetensors",
-    "report URL",
-    "runs URL/..",
-]
-
-
-@pytest.mark.slow
-def test_commands_take_a_url_as_a_run(url: str, in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert headrace("fit", "sines.py:small", "--run", url) == 0
-    assert f"run     {url}" in capsys.readouterr().out
-    for command in COMMANDS:
-        assert headrace(*command.replace("URL/..", url.removesuffix("/run")).replace("URL", url).split()) == 0, command
-    assert (in_tmp_path / "bucket" / "run" / "report.html").is_file()
-    assert (in_tmp_path / "weights.safetensors").is_file()
-
-
 def test_a_url_that_is_no_run_is_refused_in_a_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "checkpoint", "list", url)
     assert f"there is no run at {url}" in said

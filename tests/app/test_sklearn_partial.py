@@ -94,14 +94,6 @@ def test_an_estimator_of_an_earlier_version_is_trained_in_parts() -> None:
     assert fitted.partial_fit(X, Y).n_iter_ == 2
 
 
-def test_a_regressor_is_trained_in_parts_too() -> None:
-    from headrace.sklearn import Regressor
-
-    found = Regressor(hidden=(8,), random_state=0, lr=0.05, device="cpu")
-    losses = [found.partial_fit(X, X.sum(axis=1)).history_.rows[-1]["train/loss"] for _ in range(30)]
-    assert losses[-1] < losses[0] / 4
-
-
 def test_what_partial_fit_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
         classifier().partial_fit(X, Y)
@@ -122,24 +114,3 @@ def test_rows_given_to_validate_with_are_scored_and_none_is_held_out() -> None:
     scores = torch.tensor(classifier(epochs=3).fit(X[:32], names[Y[:32]]).predict_proba(X[32:])).log()
     expected = nn.functional.nll_loss(scores, torch.tensor(Y[32:])).item()
     assert last["val/loss"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_rows_to_validate_with_work_in_a_search_and_with_weights() -> None:
-    from sklearn.model_selection import GridSearchCV
-
-    given = classifier(epochs=2, validation=(X[32:], Y[32:]), class_weight="balanced")
-    search = GridSearchCV(given, {"lr": [0.01, 0.1]}, cv=2).fit(X[:32], Y[:32])
-    assert "val/loss" in search.best_estimator_.history_.rows[-1]
-
-
-@pytest.mark.parametrize(
-    ("validation", "message"),
-    [
-        (X, r"validation= is the share of rows to hold out, or the rows to validate with, \(X, y\), got a ndarray"),
-        ((X, Y[:3]), "validation= has 48 rows and 3 targets"),
-        (1.5, r"from 0 to 1, or \(X, y\), got 1.5"),
-    ],
-)
-def test_what_cannot_be_validated_with_is_refused(validation: Any, message: str) -> None:
-    with pytest.raises(hr.ConfigError, match=message):
-        classifier(validation=validation).fit(X, Y)

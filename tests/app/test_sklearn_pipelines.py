@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,15 +65,6 @@ def test_it_learns_iris_in_a_pipeline() -> None:
     assert list(fitted.classes_) == ["setosa", "versicolor", "virginica"]
     assert fitted.n_iter_ == 30
     assert fitted.history_["train/loss"][-1] < 0.3
-
-
-def test_a_frame_gives_names_to_the_columns() -> None:
-    import pandas as pd
-
-    frame = pd.DataFrame(X, columns=[f"c{k}" for k in range(6)])
-    fitted = small().fit(frame, Y)
-    assert list(fitted.feature_names_in_) == list(frame)
-    assert (fitted.predict(frame) == small().fit(X, Y).predict(X)).all()
 
 
 def search(jobs: int) -> Any:
@@ -147,14 +137,6 @@ def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module:
     assert (fitted.predict_proba(X) != other.predict_proba(X)).any()
 
 
-def test_a_module_that_is_given_is_copied() -> None:
-    module = Narrow(6, 3)
-    before = [p.clone() for p in module.parameters()]
-    fitted = small(module).fit(X, Y)
-    assert fitted.module is module
-    assert all(map(torch.equal, module.parameters(), before))
-
-
 def test_two_classes_have_one_score() -> None:
     fitted = small().fit(X, Y > 0)
     scores, shares = fitted.decision_function(X), fitted.predict_proba(X)
@@ -195,13 +177,6 @@ def test_weights_and_class_weights_pull() -> None:
     np.testing.assert_array_equal(pulled.predict_proba(X), same.predict_proba(X))
     balanced = small(class_weight="balanced").fit(X, Y)
     assert balanced.history_.rows != plain.history_.rows
-
-
-def test_what_is_held_out_ends_the_training() -> None:
-    fitted = small(epochs=200, lr=0.1, validation=0.3, patience=2).fit(X, Y)
-    assert fitted.n_iter_ < 200
-    assert "no better than" in fitted.history_.stopped
-    assert len(fitted.history_["val/loss"]) == fitted.n_iter_
 
 
 def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
@@ -258,11 +233,6 @@ def test_a_run_wants_a_number_to_draw_by(random_state: Any, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_further_options_come_before_those_of_the_estimator() -> None:
-    fitted = small(fit_options={"epochs": None, "steps": 7}, trainer_options={"batch_size": 20}).fit(X, Y)
-    assert (fitted.history_["step"][-1], fitted.history_["samples"][-1]) == (7, 140)
-
-
 def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     small(epochs=1, verbose=1).fit(X, Y)
     assert "epoch 1" in capsys.readouterr().err
@@ -309,9 +279,3 @@ def test_a_loss_that_knows_no_rows_refuses_weights() -> None:
     small(loss=mean).fit(X, Y)
     with pytest.raises(hr.ConfigError, match="'own' gives the mean over rows itself"):
         small(loss=mean).fit(X, Y, sample_weight=np.ones(120))
-
-
-def test_nothing_is_warned_of() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        small(Narrow, validation=0.1, metrics=["accuracy", "f1"]).fit(X, Y).score(X, Y)

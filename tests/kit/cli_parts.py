@@ -1,5 +1,6 @@
 """A recipe for tests of the command line, and the command line in this process and in one of its own."""
 
+import json
 import os
 import re
 import sys
@@ -94,6 +95,15 @@ def printed(capsys: Any, *words: object) -> dict[str, Any]:
     assert said.err == ""
     found: dict[str, Any] = yaml.safe_load(said.out)
     return found
+
+
+def answer(capsys: Any, *words: object, status: int = 0) -> Any:
+    """What a command prints as JSON."""
+    capsys.readouterr()
+    found = headrace(*words, "--json")
+    said = capsys.readouterr()
+    assert (found, said.err) == (status, "")
+    return json.loads(said.out)
 
 
 def plain(page: str) -> str:

@@ -1,6 +1,6 @@
 """`headrace rehearse RECIPE`: a recipe on virtual workers, by one strategy after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,6 @@ def rehearse(
     bandwidth: str = "10 Gbit",
     latency: str = "50 us",
     rows_per_s: float = 1e5,
-    speeds: str | None = None,
-    stragglers: str | None = None,
-    seed: int = 0,
     out: Path = Path("rehearsal.png"),
     json: bool = False,
 ) -> int:
@@ -42,9 +39,6 @@ def rehearse(
         bandwidth: of every worker's link, a second; Mbit, Mb and Mbps are bits, MB and MiB bytes
         latency: of every message
         rows_per_s: that a worker of speed 1 trains on
-        speeds: of workers that are slower or quicker, as in 3=0.5, with commas between
-        stragglers: slow at times, as in 3=0.1:5, which is five times as long in 10% of them
-        seed: of who is slow when
         out: the picture: .pdf .png .svg
         json: print JSON, for a program to read
     """
@@ -55,14 +49,7 @@ def rehearse(
 
     check_place(out)
     _check_strategies(strategy)
-    network = Network(
-        bandwidth=bandwidth,
-        latency=latency,
-        rows_per_s=rows_per_s,
-        speeds=_by_worker(speeds, "--speeds", float, "3=0.5"),
-        stragglers=_by_worker(stragglers, "--stragglers", _slow, "3=0.1:5"),
-        seed=seed,
-    )
+    network = Network(bandwidth=bandwidth, latency=latency, rows_per_s=rows_per_s)
     limits = {"epochs": epochs, "steps": steps, "log_every": every, "validate_every": every}
     asked = {name: value for name, value in limits.items() if value is not None}
     found: list[dict[str, Any]] = []
@@ -103,20 +90,3 @@ def _table(found: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
         padded = (f"{cell:>{max(9, len(name))}}" for cell, name in zip(cells, _COLUMNS, strict=True))
         lines.append("  ".join([f"{one['strategy']:{width}}", *padded]))
     return lines
-
-
-def _slow(text: str) -> tuple[float, float]:
-    probability, _, factor = text.partition(":")
-    return float(probability), float(factor)
-
-
-def _by_worker(text: str | None, option: str, read: Callable[[str], Any], example: str) -> dict[int, Any]:
-    """A value for each of some workers, with commas between."""
-    try:
-        pairs = [part.partition("=") for part in text.split(",")] if text else []
-        found = {int(worker): read(value.strip()) for worker, _, value in pairs}
-    except ValueError:
-        raise ConfigError(f'{option} is written as "{example}", with commas between workers, got {text!r}.') from None
-    if len(found) < len(pairs):
-        raise ConfigError(f"{option} names each worker once, got {text!r}.")
-    return found

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cyclopts import Token
@@ -35,22 +35,43 @@ DIGITS = 4  # of a number that Optuna chooses
 _RANGE = re.compile(r"(.+)\.\.(.+?)(:log)?")
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Values of a parameter, of which each makes runs."""
+
+    values: list[Any]
+
+    def distribution(self, optuna: Any) -> Any:
+        """What Optuna draws from: places in the list."""
+        return optuna.distributions.CategoricalDistribution([*range(len(self.values))])
+
+    def value(self, drawn: Any) -> Any:
+        return self.values[drawn]
+
+    def drawn(self, value: Any) -> Any:
+        """What Optuna has drawn for a value; `None` if it cannot have drawn it."""
+        return self.values.index(value) if value in self.values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
     """Numbers of which Optuna chooses one, as in `1e-5..1e-1:log`."""
 
     low: float
     high: float
     log: bool
+    values: Sequence[Any] = ()
 
+    def distribution(self, optuna: Any) -> Any:
+        kind = "IntDistribution" if isinstance(self.low, int) else "FloatDistribution"
+        return getattr(optuna.distributions, kind)(self.low, self.high, log=self.log)
 
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What an option gives a parameter: values, of which each makes runs, or a range."""
+    def value(self, drawn: Any) -> Any:
+        """The number, of which a few digits are enough."""
+        return drawn if isinstance(drawn, int) else min(max(float(f"{drawn:.{DIGITS}g}"), self.low), self.high)
 
-    of: list[Any] | Range
-
-
-Choices = Mapping[str, list[Any] | Range]
+    def drawn(self, value: Any) -> Any:
+        return value if self.low <= value <= self.high else None
 
 
 def _sweep(
@@ -74,10 +95,10 @@ def _sweep(
     """
     from ...workers.here import here
 
-    choices = {name: value.of for name, value in given.arguments.items() if isinstance(value, Values)}
-    if ranges := [flag_of(name) for name, of in choices.items() if isinstance(of, Range)] if trials is None else []:
+    choices = {name: value for name, value in given.arguments.items() if isinstance(value, Listed | Range)}
+    if ranges := [flag_of(name) for name, of in choices.items() if not of.values] if trials is None else []:
         raise UsageError(f"{ranges[0]} is a range, of which --trials N chooses. Or give values.")
-    if all(isinstance(values, list) and len(values) == 1 for values in choices.values()):
+    if all(len(of.values) == 1 for of in choices.values()):
         raise UsageError("nothing varies. Give a parameter several values, with commas between: --lr 1e-3,1e-4.")
     path, _, function = given.recipe.partition(":")
     where = run or Path("runs", f"{function or Path(path).stem}-sweep")
@@ -111,11 +132,11 @@ def _values(parameter: Parameter, token: Token) -> Any:
         if low is not None and high is not None:
             if not low < high or (found[3] and low <= 0):
                 raise ValueError(f"{text}: a range goes up, and begins above 0 with :log.")
-            return Values(Range(low, high, bool(found[3])))
+            return Range(low, high, bool(found[3]))
     values = [plain(converted(parameter.kind, part, parameter.name)) for part in _parts(text)]
     if twice := next((each for k, each in enumerate(values) if each in values[:k]), None):
         raise ValueError(f"{twice!r} is given twice.")
-    return Values(values)
+    return Listed(values)
 
 
 def _number(parameter: Parameter, text: str) -> float | None:
@@ -143,14 +164,13 @@ class _Trials:
 
     given: Given
     """What is the same in all of them, and what varies."""
-    choices: Choices
+    choices: Mapping[str, Listed | Range]
     where: Path
     failures: int = 0
 
     def grid(self) -> list[tuple[Path, "Training"]]:
         """Every combination: where its run goes, and what is to be trained."""
-        every = itertools.product(*(values for values in self.choices.values() if isinstance(values, list)))
-        return [self.training(values) for values in every]
+        return [self.training(values) for values in itertools.product(*(of.values for of in self.choices.values()))]
 
     def training(self, values: Sequence[Any], number: str = "") -> tuple[Path, "Training"]:
         """What is to be trained with these values, and where: the name of a run says which they are."""
@@ -189,8 +209,7 @@ class _Trials:
         """Makes so many runs, each with the values that Optuna chooses by the results of those before."""
         optuna = _optuna()
         key, mode = _monitored(monitor)
-        varied = {name: values for name, values in self.choices.items() if isinstance(values, Range) or values[1:]}
-        spaces = {name: _distribution(optuna, values) for name, values in varied.items()}
+        spaces = {name: of.distribution(optuna) for name, of in self.choices.items() if len(of.values) != 1}
         history: list[Any] = []
         for k in range(count):
             values = self._begun(f"{k:03d}")
@@ -199,14 +218,14 @@ class _Trials:
                 study = optuna.create_study(direction=f"{mode}imize", sampler=sampler)
                 study.add_trials(history)
                 asked = study.ask(spaces).params
-                values = {
-                    name: _picked(of, asked[name]) if name in asked else of[0] for name, of in self.choices.items()
-                }
+                values = {n: of.value(asked[n]) if n in asked else of.values[0] for n, of in self.choices.items()}
             path, training = self.training([*values.values()], f"{k:03d}")
-            params = {name: _param(of, values[name], path) for name, of in self.choices.items()}
+            drawn = {name: of.drawn(values[name]) for name, of in self.choices.items()}
+            if None in drawn.values():
+                raise RunError(f"{path} was made with other choices. Give those, or name another --run.")
             if self.make(path, training) and (score := _score(path, key, mode)) is not None:
-                of_optuna = {name: params[name] for name in spaces}
-                history.append(optuna.trial.create_trial(params=of_optuna, distributions=spaces, value=score))
+                params = {name: drawn[name] for name in spaces}
+                history.append(optuna.trial.create_trial(params=params, distributions=spaces, value=score))
 
     def _begun(self, number: str) -> dict[str, Any] | None:
         """The values of the run with this number, if there is one."""
@@ -254,29 +273,6 @@ def _monitored(text: str) -> tuple[str, str]:
             f'--monitor: whether {key} should be small or large is not known: say "min {key}" or "max {key}".'
         )
     return key, mode
-
-
-def _distribution(optuna: Any, choices: list[Any] | Range) -> Any:
-    if isinstance(choices, list):
-        return optuna.distributions.CategoricalDistribution([*range(len(choices))])
-    kind = "IntDistribution" if isinstance(choices.low, int) else "FloatDistribution"
-    return getattr(optuna.distributions, kind)(choices.low, choices.high, log=choices.log)
-
-
-def _picked(choices: list[Any] | Range, param: Any) -> Any:
-    """The value that Optuna means: the one at a place, or a number, of which a few digits are enough."""
-    if isinstance(choices, list):
-        return choices[param]
-    return param if isinstance(param, int) else min(max(float(f"{param:.{DIGITS}g}"), choices.low), choices.high)
-
-
-def _param(choices: list[Any] | Range, value: Any, path: Path) -> Any:
-    """A value as Optuna knows it."""
-    if isinstance(choices, list) and value in choices:
-        return choices.index(value)
-    if isinstance(choices, Range) and choices.low <= value <= choices.high:
-        return value
-    raise RunError(f"{path} was made with other choices. Give those, or name another --run.")
 
 
 def _score(path: Path, key: str, mode: str) -> float | None:
