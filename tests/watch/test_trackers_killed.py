@@ -102,10 +102,21 @@ def test_trackers_that_are_killed_while_they_write_have_every_number_once(kills:
             found = left(run, whole().operations)
             assert found == whole()
             assert event_files.shown(event_files.accumulator(run / "tb")) == whole().curves
-            words = ("started\n", "ended: ")
-            assert [(run / "log.txt").read_text().count(each) for each in words] == [1, 1]
             runs += 1
             run = tmp_path / f"run{runs}"
+
+
+@pytest.mark.slow
+def test_the_log_of_a_killed_training_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(train, tmp_path, run, 30, "before") as child:
+        assert child.ending() == -signal.SIGKILL
+    before = (run / "log.txt").read_text()
+    with start(train, tmp_path, run, NEVER, "") as child:
+        assert child.ending() == 0, child.output
+    after = (run / "log.txt").read_text()
+    assert after.startswith(before)
+    assert [after.count(words) for words in ("started\n", "going on from step", "ended: ")] == [1, 1, 1]
 
 
 # --- records that other programs keep ---------------------------------------------------------------------
