@@ -203,7 +203,7 @@ UPDATES = [
         "an update that is not finite is made",
         "if math.isfinite(number) and all(map(math.isfinite, doubts.values())):",
         "if True:",
-        "step/test_guard.py",
+        "step/test_nonfinite.py",
     ),
     _fault(
         "a buffer that is not finite is not seen",
@@ -215,7 +215,7 @@ UPDATES = [
         "on a device, updates after a bad one are made",
         "            bad |= self._count > 0\n",
         "            pass\n",
-        "step/test_guard.py",
+        "step/test_nonfinite.py",
     ),
     _fault(
         "buffers stay changed after an update that has failed",

@@ -133,18 +133,6 @@ def test_strays_are_brought_home_with_their_new_values(how: str) -> None:
     assert not torch.equal(module[0].weight, expected["0.weight"]), "the module's own parameter is the one trained"
 
 
-def test_training_goes_on_from_strays_as_the_raw_loop_does() -> None:
-    (raw, by_hand), (ours, optimizer) = pair(), pair()
-    trainer = made(ours, optimizer)
-    for how in (None, "half and back", "loaded", "no gradients"):
-        for module in (raw, ours):
-            if how is not None:
-                MEDDLERS[how](module)
-        update(raw, by_hand)
-        trainer.step((X, Y))
-    assert same(raw, ours)
-
-
 @pytest.mark.parametrize(
     ("meddle", "message"),
     [
@@ -162,17 +150,6 @@ def test_what_cannot_be_brought_home_is_named_and_can_be_released(meddle: Callab
         trainer.step((X, Y))
     trainer.release()
     assert [p.dtype for p in optimizer.param_groups[0]["params"]][:1] == [next(module.parameters()).dtype]
-
-
-def test_a_parameter_that_misses_an_update_leaves_its_run_with_its_own_state() -> None:
-    module, optimizer = pair()
-    trainer = made(module, optimizer)
-    for trained in (True, False, False, True):
-        module[0].requires_grad_(trained)
-        trainer.step((X, Y))
-    assert len(optimizer.param_groups[0]["params"]) == 2
-    trainer.release()
-    assert [int(optimizer.state[p]["step"]) for p in module.parameters()] == [2, 2, 4, 4]
 
 
 def test_a_numbers_parameter_and_shared_memory_stay_as_they_are() -> None:
@@ -212,18 +189,6 @@ def test_two_optimizers_share_a_model_in_which_something_is_frozen() -> None:
     assert not torch.equal(module[0].weight, before["0.weight"])
     assert torch.equal(module[0].bias, before["0.bias"])
     assert not any(p in second.state for p in module[0].parameters())
-
-
-def test_hooks_on_the_optimizer_are_called_and_a_schedule_that_wraps_it_is_content() -> None:
-    module, optimizer = pair()
-    calls: list[str] = []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    made(module, optimizer).step((X, Y))
-    assert calls == ["before", "after"]
-    schedule.step()  # it warns if it has not seen a step
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(5e-3)
 
 
 def test_a_group_added_meanwhile_is_trained_as_in_the_raw_loop() -> None:

@@ -65,6 +65,7 @@ def rows_of(make: Callable[..., nn.Module], *shape: int, width: int, **options: 
 
 
 LAYERS: list[Callable[[], nn.Module]] = [
+    lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
     lambda: nn.Linear(WIDTH, WIDTH),
     lambda: nn.Linear(WIDTH, WIDTH, bias=False),
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Hardswish, nn.Mish, nn.LogSigmoid),
@@ -80,7 +81,6 @@ LAYERS: list[Callable[[], nn.Module]] = [
     lambda: nn.RMSNorm(WIDTH),
     lambda: nn.GroupNorm(3, WIDTH),
     lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
-    lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
     rows_of(nn.Conv1d, 2, 6, width=24, in_channels=2, out_channels=4, kernel_size=3, padding=1),
     rows_of(nn.Conv2d, 1, 3, 4, width=24, in_channels=1, out_channels=2, kernel_size=3, padding=1),
     rows_of(nn.ConvTranspose1d, 2, 6, width=21, in_channels=2, out_channels=3, kernel_size=2),
@@ -100,6 +100,9 @@ LAYERS: list[Callable[[], nn.Module]] = [
     lambda: Reshaped(Looked(nn.Embedding(9, 2, padding_idx=0)), (WIDTH,), 24),
     lambda: Reshaped(Looked(nn.EmbeddingBag(9, 5)), (WIDTH,), 5),
 ]
+
+NOT_RECORDED = {0}
+"""Which of these change in a pass what they compute with."""
 
 
 def classes_of(outputs: Tensor, target: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from kit.plain_loop import plain_loop
 from kit.small import data, fit, momentum, stop_and_resume
 from torch import nn
 
@@ -31,17 +31,6 @@ def trainer(kind: str) -> hr.Trainer:
     return hr.Trainer(model, hr.CrossEntropy(), momentum(model), batch_size=BATCH)
 
 
-def by_hand(kind: str) -> nn.Module:
-    model = network(kind)
-    optimizer, order = momentum(model), hr.Order(len(X), seed=0)
-    for epoch in range(2):
-        for rows in torch.from_numpy(order.indices(epoch, 0, len(X))).split(BATCH):
-            optimizer.zero_grad()
-            F.cross_entropy(model(X[rows]), Y[rows]).backward()
-            optimizer.step()
-    return model
-
-
 def equal(a: nn.Module, b: nn.Module) -> bool:
     return all(map(torch.equal, a.parameters(), b.parameters()))
 
@@ -51,7 +40,8 @@ def test_the_weights_are_those_of_the_plain_loop_and_not_those_of_fp32() -> None
     ours, plain = trainer("fp8"), trainer("fp32")
     fit(ours, (X, Y))
     fit(plain, (X, Y))
-    expected = by_hand("fp8")
+    model = network("fp8")
+    expected = plain_loop(model, momentum(model), (X, Y), BATCH, 2)
     assert equal(expected, ours.model)
     assert not equal(expected, plain.model), "the control"
 

@@ -1,4 +1,7 @@
-"""Numbers that are not finite, wherever they come from: nothing of them stays, in memory or in a run."""
+"""A number that is not finite never reaches weights, buffers, optimizer or a run: it ends there, or leaves a batch out.
+
+On a CPU the host looks at every number; the guard of a GPU, which works on a CPU as well, leaves flags on the device.
+"""
 
 import math
 import re
@@ -11,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.in_run import in_run
+from kit.optimizers import FUSED
+from kit.optimizers import OPTIMIZERS as PLAIN
 from kit.sampled import sampled
-from kit.small import data, difference
+from kit.small import data, difference, state
 from torch import Tensor, nn
 
 import headrace as hr
@@ -22,8 +26,11 @@ from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 40, 8  # five batches
 X, Y = data(ROWS)
-BAD = 20  # the row that does it, of the third batch
+BAD = 20  # a row of the third batch
 NAN, INF = float("nan"), float("inf")
+OPTIMIZERS = PLAIN | FUSED
+GUARDS = [False, True]
+"""On the host, or on a device."""
 
 
 class Mean(nn.Module):
@@ -59,18 +66,6 @@ class Network(nn.Module):
         return self.layers(torch.tanh(x))
 
 
-def overflowing(x: Tensor) -> None:
-    x[BAD, 1] = 1e25
-
-
-def spoilt(x: Tensor) -> None:
-    x[BAD, 1] = NAN
-
-
-def endless(x: Tensor) -> None:
-    x[BAD, 1] = -INF
-
-
 def root(out: Tensor, y: Tensor) -> Tensor:
     """Finite itself, but its gradient is 0 · ∞ where the target is 3."""
     loss = F.cross_entropy(out, y.clamp(max=2))
@@ -89,101 +84,223 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "by data": lambda: Mean("by data"),
 }
 CAUSES: dict[str, dict[str, Any]] = {
-    "a NaN in the data": {"change": spoilt, "told": "'cross_entropy' is nan"},
-    "an infinity in the data": {"change": endless, "told": "'norm.running_|'cross_entropy' is"},
-    "the loss": {"loss": divided, "target": 3, "told": "loss term '.*' is inf"},
-    "the gradient alone": {"loss": root, "target": 3, "told": "the gradient of 'layers.* is not finite"},
-    **{
-        name: {"change": overflowing, "norm": norm, "told": "the buffer 'norm.*' is not finite"}
-        for name, norm in NORMS.items()
-    },
+    "a NaN in the data": {"value": NAN, "told": "'cross_entropy' is nan"},
+    "an infinity in the data": {"value": -INF, "told": "'norm.running_|'cross_entropy' is"},
+    "the loss": {"loss": divided, "told": "loss term '.*' is inf"},
+    "the gradient alone": {"loss": root, "told": "the gradient of 'layers.* is not finite"},
+    **{name: {"value": 1e25, "norm": make, "told": "the buffer 'norm.*' is not"} for name, make in NORMS.items()},
 }
+NOTHING = "a NaN in the data"
+"""A cause whose model and loss are nothing special."""
 
 
-class Setting:
-    """A trainer and data with one bad row, and the same without it."""
-
-    def __init__(self, cause: str, on_device: bool = False, **options: Any) -> None:
-        self.given = CAUSES[cause]
-        x, y = X.clone(), Y.clone()
-        self.good = (X, Y)
-        self.given.get("change", lambda x: None)(x)
-        y[BAD] = self.given.get("target", int(y[BAD]))
-        self.bad, self.on_device, self.options = (x, y), on_device, options
-
-    def trainer(self, **options: Any) -> hr.Trainer:
-        model = Network(self.given.get("norm", NORMS["batch norm"])())
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        options = {"batch_size": BATCH, "order": "none", "device": "cpu"} | self.options | options
-        trainer = hr.Trainer(model, self.given.get("loss", hr.CrossEntropy()), optimizer, **options)
-        if self.on_device:
-            trainer.updates.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
-        return trainer
+def with_bad(cause: str, *rows: int) -> tuple[Tensor, Tensor]:
+    """Data with bad rows."""
+    x, y = X.clone(), Y.clone()
+    if "value" in CAUSES[cause]:
+        x[list(rows), 1] = CAUSES[cause]["value"]
+    else:
+        y[list(rows)] = 3
+    return x, y
 
 
-GUARDS = [False, True]
-"""On the host, or on a device."""
+def made(cause: str = NOTHING, on_device: bool = False, optimizer: str = "adam", **options: Any) -> hr.Trainer:
+    given = CAUSES[cause]
+    model = options.pop("model", None) or Network(given.get("norm", NORMS["batch norm"])())
+    options = {"batch_size": BATCH, "order": "none", "device": "cpu"} | options
+    loss = options.pop("loss", None) or given.get("loss") or hr.CrossEntropy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model has")
+        trainer = hr.Trainer(model, loss, OPTIMIZERS[optimizer](model.parameters()), **options)
+    if on_device:
+        trainer.updates.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
+    return trainer
 
 
-def quiet(trainer: hr.Trainer, data: Any, seed: int | None = 5, **options: Any) -> hr.History:
+def fit(trainer: hr.Trainer, data: Any = (X, Y), seed: int | None = 5, **options: Any) -> hr.History:
     if seed is not None:
         torch.manual_seed(seed)
     return trainer.fit(data, progress=False, **{"epochs": 1} | options)
 
 
+STOPS = ["momentum", "adamw", *FUSED]
+
+
 @pytest.mark.parametrize(
-    ("cause", "on_device"),
-    sampled(product(CAUSES, GUARDS), keep=[("the gradient alone", True), ("batch norm", False)], of=4),
+    ("cause", "name", "on_device"),
+    sampled(
+        product(CAUSES, STOPS, GUARDS),
+        keep=[
+            *((NOTHING, name, True) for name in STOPS),
+            *((cause, STOPS[k % 2], k % 4 > 1) for k, cause in enumerate(CAUSES)),
+        ],
+        of=20,
+    ),
 )
-def test_stopping_leaves_weights_buffers_and_optimizer_as_they_were_before_the_step(
-    cause: str, on_device: bool
-) -> None:
-    setting = Setting(cause, on_device)
-    stopped, before = setting.trainer(), setting.trainer()
-    with pytest.raises(hr.NonFiniteError, match=rf"^step 3 .*(8 rows|{setting.given['told']})") as caught:
-        quiet(stopped, setting.bad)
-    assert on_device or re.search(setting.given["told"], str(caught.value))
-    quiet(before, setting.good, steps=2)
+def test_the_run_ends_as_if_the_step_with_the_bad_row_had_never_been(cause: str, name: str, on_device: bool) -> None:
+    stopped, before = made(cause, on_device, name), made(cause, optimizer=name)
+    with pytest.raises(hr.NonFiniteError, match=r"^step 3 \(rate [\d.]+, 8 rows") as caught:
+        fit(stopped, with_bad(cause, BAD))
+    assert on_device or re.search(CAUSES[cause]["told"], str(caught.value))
+    fit(before, steps=2)
     assert not difference(stopped, before)
     assert all(bool(value.isfinite().all()) for value in stopped.model.state_dict().values())
     for trainer in (stopped, before):
-        quiet(trainer, setting.good, seed=6)
+        fit(trainer, seed=6)
     assert not difference(stopped, before)
 
 
+@pytest.mark.parametrize("on_device", GUARDS)
+def test_a_bad_first_step_leaves_everything_as_it_was_made(on_device: bool) -> None:
+    trainer = made(on_device=on_device, optimizer="adamw")
+    with pytest.raises(hr.NonFiniteError, match=r"^step 1 "):
+        fit(trainer, with_bad(NOTHING, 3))
+    assert not difference(trainer.model, made().model)
+    assert all(float(v.abs().sum()) == 0 for s in trainer.optimizer.state.values() for v in s.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cause", "microbatch", "on_device"),
+    ("cause", "name", "microbatch", "on_device"),
     sampled(
-        [each for each in product(CAUSES, (None, 2), GUARDS) if not (each[1] and "loss" in CAUSES[each[0]])],
-        keep=[("the gradient alone", None, True), ("batch norm", 2, False), ("batch norm", None, True)],
-        of=5,
+        [c for c in product(CAUSES, OPTIMIZERS, (None, 2), GUARDS) if not (c[2] and "loss" in CAUSES[c[0]])],
+        keep=[
+            *((NOTHING, name, None, True) for name in ["momentum", "adamw", "rprop", *FUSED]),
+            *((cause, "momentum", None, k % 2 == 1) for k, cause in enumerate(CAUSES)),
+            ("batch norm", "adam", 2, False),
+        ],
+        of=60,
     ),
+    ids=str,
 )
-def test_skipping_goes_on_as_if_the_batch_had_never_been(cause: str, microbatch: int | None, on_device: bool) -> None:
-    setting = Setting(cause, on_device, nonfinite="skip", microbatch=microbatch)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the model has")
-        skipping, without = setting.trainer(), setting.trainer()
+def test_skipping_goes_on_as_if_bad_batches_had_never_been(
+    cause: str, name: str, microbatch: int | None, on_device: bool
+) -> None:
+    options: dict[str, Any] = {"nonfinite": "skip", "microbatch": microbatch}
+    skipping, without = made(cause, on_device, name, **options), made(cause, on_device, name, **options)
     for trainer in (skipping, without):  # so that no random numbers are drawn
         trainer.model.layers[2].p = 0.0
-    history = quiet(skipping, setting.bad)
-    kept = [row for row in range(ROWS) if not 16 <= row < 24]
-    expected = quiet(without, (X[kept], Y[kept]))
+    history = fit(skipping, with_bad(cause, 3, BAD), epochs=2)
+    kept = [row for row in range(ROWS) if row // BATCH not in (0, 2)]
+    expected = fit(without, (X[kept], Y[kept]), epochs=2)
     assert not difference(skipping, without)
-    assert (skipping.skipped, without.skipped) == (1, 0)
-    assert (history.last["step"], expected.last["step"]) == (5, 4)
-    assert math.isclose(history.last["train/loss"], expected.last["train/loss"], rel_tol=1e-6)
+    assert (skipping.skipped, without.skipped) == (4, 0)
+    assert (history.last["step"], expected.last["step"]) == (10, 6)
+    if not (on_device and name in FUSED):  # of which the host learns later, when the loss has been added up
+        assert math.isclose(history.last["train/loss"], expected.last["train/loss"], rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=["momentum", "adamw"], of=4))
+def test_a_healthy_run_has_the_same_bits_under_either_guard(name: str) -> None:
+    host, device = made(optimizer=name), made(on_device=True, optimizer=name)
+    first, second = fit(host), fit(device)
+    assert not difference(host, device)
+    assert first.last == pytest.approx(second.last)
+    assert device.skipped == 0
 
 
 def test_the_raw_loop_is_ruined_by_a_buffer_that_overflows() -> None:
     """The control: the loss and the gradients of that step are finite indeed."""
-    setting = Setting("batch norm")
-    model, (x, y) = setting.trainer().model, setting.bad
+    model, (x, y) = made("batch norm").model, with_bad("batch norm", BAD)
     loss = F.cross_entropy(model(x[16:24]), y[16:24])
     loss.backward()
     assert loss.isfinite()
     assert all(bool(p.grad.isfinite().all()) for p in model.layers.parameters())
     assert not model.norm.running_var.isfinite().all()
+
+
+# --- on a device ----------------------------------------------------------------------------------------------
+
+
+class Watched(DeviceGuard):
+    """Writes down what it has answered."""
+
+    def sound(self, *given: Any) -> bool | Tensor:
+        answer = super().sound(*given)
+        vars(self).setdefault("answers", []).append(answer)
+        return answer
+
+
+def watched(name: str, hook: bool = False, rows: tuple[int, ...] = (BAD,)) -> tuple[hr.Trainer, list[type]]:
+    trainer = made(optimizer=name, nonfinite="skip")
+    trainer.updates.guard = guard = Watched(torch.device("cpu"), skip=True)
+    if hook:
+        trainer.optimizer.register_step_post_hook(lambda *_: None)
+    fit(trainer, with_bad(NOTHING, *rows))
+    assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
+    return trainer, list(map(type, vars(guard)["answers"]))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_host_waits_for_no_flag_of_a_fused_optimizer_that_has_state(name: str) -> None:
+    trainer, answers = watched(name)
+    made_at_once = name in ("fused sgd", "fused adagrad")  # the one has no state, the other from the beginning
+    assert answers == ([Tensor] if made_at_once else [bool]) + 4 * [Tensor]
+    assert trainer.skipped == 1
+    assert not hasattr(trainer.optimizer, "found_inf")
+
+
+def test_the_host_waits_where_an_update_cannot_be_skipped_on_the_device() -> None:
+    assert watched("fused momentum", rows=(3, 12))[1] == [bool, bool, bool, Tensor, Tensor]  # memory not yet written
+    for name, hook in [("adamw", False), ("momentum", False), ("fused adamw", True)]:
+        assert set(watched(name, hook)[1]) == {bool}
+
+
+@pytest.mark.parametrize("name", ["momentum", "fused momentum"])
+def test_fp16_leaves_bad_updates_out_on_a_device_as_on_the_host(name: str) -> None:
+    trainers = [made(NOTHING, on_device, name, nonfinite="skip", precision="fp16") for on_device in GUARDS]
+    for trainer in trainers:
+        fit(trainer, with_bad(NOTHING, 3, BAD), epochs=2)
+        assert trainer.skipped == 4
+    assert not difference(*trainers)
+
+
+def test_what_one_training_left_unsettled_is_no_concern_of_the_next() -> None:
+    trainer = made(on_device=True, macrobatch=ROWS)
+    for info in trainer.steps(with_bad(NOTHING, BAD)):
+        if info.step == 3:
+            break
+    before = state(trainer.model)
+    fit(trainer)
+    assert difference(trainer.model, before)
+
+
+# --- batches of which no row counts -----------------------------------------------------------------------------
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "cross entropy": lambda: hr.CrossEntropy(ignore_index=-1),
+    "with a prior": lambda: hr.CrossEntropy(ignore_index=-1) + hr.L2Prior(0.1),
+    "class weights": lambda: hr.CrossEntropy(ignore_index=-1, class_weights=[1.0, 2.0, 3.0]),
+    "of torch": lambda: nn.CrossEntropyLoss(ignore_index=-1),
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "microbatch", "on_device"),
+    sampled(
+        product(LOSSES, [None, 3], GUARDS),
+        keep=[("of torch", None, True), ("class weights", 3, False), ("cross entropy", None, False)],
+        of=4,
+    ),
+)
+def test_a_batch_without_any_weight_changes_nothing(loss: str, microbatch: int | None, on_device: bool) -> None:
+    def small() -> hr.Trainer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), *([] if microbatch else [nn.BatchNorm1d(8)]), nn.Linear(8, 3))
+        return made(NOTHING, on_device, "momentum", model=model, loss=LOSSES[loss](), microbatch=microbatch)
+
+    y, kept = Y.clone(), torch.ones(ROWS, dtype=torch.bool)
+    y[BATCH : 2 * BATCH], kept[BATCH : 2 * BATCH] = -1, False
+    trainer, without = small(), small()
+    before: Any = None
+    for info in trainer.steps((X, y), epochs=2):
+        now = state(trainer.model)
+        assert (info.step in (2, 7)) == (not difference(now, before))
+        assert info.step not in (2, 7) or info.losses["cross_entropy"] == 0.0
+        before = now
+    history = fit(without, (X[kept], Y[kept]), epochs=2)
+    assert not difference(trainer, without)
+    assert info.history.last["train/loss/cross_entropy"] == pytest.approx(history.last["train/loss/cross_entropy"])
 
 
 # --- in a run -------------------------------------------------------------------------------------------------
@@ -197,41 +314,36 @@ def test_the_raw_loop_is_ruined_by_a_buffer_that_overflows() -> None:
 def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
     cause: str, on_device: bool, tmp_path: Path
 ) -> None:
-    setting = Setting(cause, on_device)
+    bad, run = with_bad(cause, BAD), hr.Run(tmp_path, every="1 step")
     with pytest.raises(hr.NonFiniteError):
-        quiet(setting.trainer(), setting.bad, run=hr.Run(tmp_path, every="1 step"))
+        fit(made(cause, on_device), bad, run=run)
     store = Store(tmp_path / "checkpoints", None)
     assert store.steps() == [0, 1, 2]
     before = [store.verify(step) for step in store.steps()]
     with pytest.raises(hr.NonFiniteError, match=r"^step 3 "):
-        quiet(setting.trainer(), setting.bad, run=hr.Run(tmp_path, every="1 step"))
+        fit(made(cause, on_device), bad, run=run)
     assert [store.verify(step) for step in store.steps()] == before
-    assert all(
-        bool(v.isfinite().all()) for v in store.load(2).tensors["model.safetensors"].values() if v.is_floating_point()
-    )
-    resumed, whole = setting.trainer(), setting.trainer()
-    good: dict[str, Any] = {"seed": None, "run": hr.Run(tmp_path, every="1 step")}
+    weights = store.load(2).tensors["model.safetensors"].values()
+    assert all(bool(v.isfinite().all()) for v in weights if v.is_floating_point())
     with pytest.raises(hr.SourceError, match="fingerprint"):  # data that were corrected are other data
-        quiet(setting.trainer(), setting.good, **good)
-    assert quiet(resumed, setting.good, **in_run(override=True, **good)).last["step"] == 5
-    quiet(whole, setting.good)
+        fit(made(cause, on_device), seed=None, run=run)
+    resumed, whole = made(cause, on_device), made(cause, on_device)
+    assert fit(resumed, seed=None, run=hr.Run(tmp_path, every="1 step", override=True)).last["step"] == 5
+    fit(whole)
     assert not difference(resumed, whole)
     assert "ended by NonFiniteError: step 3" in (tmp_path / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("cause", sampled(CAUSES, keep=["a NaN in the data"], of=5))
-def test_a_run_that_has_stopped_goes_on_by_skipping_if_one_insists(cause: str, tmp_path: Path) -> None:
-    setting = Setting(cause)
+def test_a_run_that_has_stopped_goes_on_by_skipping_if_one_insists(tmp_path: Path) -> None:
+    bad = with_bad(NOTHING, BAD)
     with pytest.raises(hr.NonFiniteError):
-        quiet(setting.trainer(), setting.bad, run=tmp_path)
+        fit(made(), bad, run=tmp_path)
     with pytest.raises(hr.CheckpointError, match="nonfinite: 'stop' in the run, 'skip' now"):
-        quiet(setting.trainer(nonfinite="skip"), setting.bad, run=tmp_path)
-    trainer = setting.trainer(nonfinite="skip")
-    assert quiet(trainer, setting.bad, run=hr.Run(tmp_path, override=True)).last["step"] == 5
-    assert trainer.skipped == 1
-    again = setting.trainer(nonfinite="skip")
-    assert quiet(again, setting.bad, run=tmp_path, epochs=2).last["step"] == 10
-    assert again.skipped == 2
+        fit(made(nonfinite="skip"), bad, run=tmp_path)
+    for epochs, run in [(1, hr.Run(tmp_path, override=True)), (2, tmp_path)]:
+        trainer = made(nonfinite="skip")
+        assert fit(trainer, bad, run=run, epochs=epochs).last["step"] == 5 * epochs
+        assert trainer.skipped == epochs
 
 
 # --- infinities that belong there -----------------------------------------------------------------------------
@@ -269,34 +381,25 @@ class Masked(nn.Module):
 )
 def test_a_mask_of_infinities_is_nothing_to_stop_for(how: str, on_device: bool, tmp_path: Path) -> None:
     def trainer() -> hr.Trainer:
-        model = Masked(how)
-        made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.02), batch_size=BATCH)
-        if on_device:
-            made.updates.guard = DeviceGuard(torch.device("cpu"))
-        return made
+        return made(NOTHING, on_device, model=Masked(how))
 
     for info in trainer().steps((X, Y), run=tmp_path, epochs=2):
         if info.step == 3:
             break
     resumed, whole = trainer(), trainer()
-    assert quiet(resumed, (X, Y), run=tmp_path, epochs=2).last["step"] == 10
+    assert fit(resumed, run=tmp_path, epochs=2).last["step"] == 10
     assert resumed.skipped == 0
-    quiet(whole, (X, Y), epochs=2)
+    fit(whole, epochs=2)
     assert not difference(resumed, whole)
     assert bool((resumed.model.mask == -INF).any())
 
 
 @pytest.mark.parametrize("how", ["fixed", "filled anew", "exchanged"])
 def test_a_mask_of_infinities_hides_nothing(how: str) -> None:
-    x = X.clone()
-    x[BAD, 1] = NAN
-    model = Masked(how)
-    trainer = hr.Trainer(
-        model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.02), batch_size=BATCH, order="none"
-    )
+    trainer = made(model=Masked(how))
     with pytest.raises(hr.NonFiniteError, match=r"^step 3 "):
-        quiet(trainer, (x, Y))
-    assert model.norm.running_mean.isfinite().all()
+        fit(trainer, with_bad(NOTHING, BAD))
+    assert trainer.model.norm.running_mean.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -127,22 +127,17 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("options", [*SETTINGS, {"arena": True}], ids=str)
 def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     ((name, value),) = options.items()
+    message = r"did not call super\(\).* arena=False" if name == "arena" else rf"train_step .*{name}={value!r}.*super"
     trainer = made(Own, **options)
-    with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}.*super"):
+    with pytest.raises(hr.ConfigError, match=message):
         trainer.fit((X, Y), epochs=1, progress=False, run=hr.Run(tmp_path / "run", every="1 step"))
     assert trainer.history.rows == []
     assert saved(tmp_path / "run") == [0]
-    with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}"):
+    with pytest.raises(hr.ConfigError, match=message):
         trainer.step((X, Y))
-
-
-def test_an_update_of_ones_own_needs_a_trainer_without_an_arena(tmp_path: Path) -> None:
-    with pytest.raises(hr.ConfigError, match=r"did not call super\(\)\.train_step.* needs arena=False"):
-        made(Own, arena=True).fit((X, Y), epochs=1, progress=False, run=hr.Run(tmp_path / "run", every="1 step"))
-    assert saved(tmp_path / "run") == [0]
 
 
 @pytest.mark.parametrize("options", [{}, *SETTINGS], ids=str)
@@ -164,10 +159,6 @@ def test_what_an_update_by_hand_has_left_is_looked_at(kind: Any, macrobatch: int
     with pytest.raises(hr.NonFiniteError, match=r"^step [34]: .*train_step.*'0.weight'"):
         ruined(trainer, epochs=5, run=hr.Run(tmp_path / "run", every="1 step"))
     assert saved(tmp_path / "run") == [0, 1, 2]
-
-
-@pytest.mark.parametrize("kind", [Own, Passing])
-def test_what_the_last_update_by_hand_has_left_is_looked_at_too(kind: Any) -> None:
     trainer = made(kind)
     with pytest.raises(hr.NonFiniteError, match=r"^step 1 to 3: "):
         ruined(trainer, epochs=1)
@@ -181,10 +172,7 @@ def test_what_the_last_update_by_hand_has_left_is_looked_at_too(kind: Any) -> No
 def test_workers_that_share_updates_cannot_make_their_own(how: str) -> None:
     def main() -> None:
         trainer = made(Own, strategy=hr.Synchronous())
-        if how == "step":
-            trainer.step((X, Y))
-        else:
-            trainer.fit((X, Y), epochs=1, progress=False)
+        trainer.step((X, Y)) if how == "step" else trainer.fit((X, Y), epochs=1, progress=False)
 
     with pytest.raises(hr.ConfigError, match="update of its own, which the other workers know nothing of"):
         hr.launch(main, workers=2)
@@ -193,58 +181,54 @@ def test_workers_that_share_updates_cannot_make_their_own(how: str) -> None:
 # --- several optimizers, and those that the trainer does not have ----------------------------------------------
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.05)
-
-
 class Halves(hr.Trainer):
-    """Steps two optimizers by itself; by default both are the trainer's."""
+    """Steps several optimizers by itself: the trainer's, and one of `others`, which it does not have."""
+
+    others: tuple[torch.optim.Optimizer, ...] = ()
 
     def train_step(self, batch: hr.Batch) -> Any:
         outputs = self.model(batch["x"])
         loss = F.cross_entropy(outputs, batch["y"])
-        for optimizer in self.stepped():
+        optimizers = [*self.optimizers.values(), *self.others]
+        for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
-        for optimizer in self.stepped():
+        for optimizer in optimizers:
             optimizer.step()
         return hr.Outcome({"loss": loss}, outputs)
 
-    def stepped(self) -> Any:
-        return self.optimizers.values()
-
 
 def with_a_stranger(make: Any) -> hr.Trainer:
-    """The second optimizer is one of a closure."""
     model = network()
-    second = make(model[2])
-
-    class Closure(Halves):
-        def stepped(self) -> Any:
-            return [self.optimizer, second]
-
-    return Closure(model, hr.CrossEntropy(), sgd(model[0]), batch_size=BATCH, arena=False)
+    trainer = Halves(model, hr.CrossEntropy(), sgd(model[0]), batch_size=BATCH, arena=False)
+    trainer.others = (make(model[2]),)
+    return trainer
 
 
-def with_both(**options: Any) -> hr.Trainer:
+def with_both(kind: type[hr.Trainer] = Halves, every: str = "1 step", **options: Any) -> hr.Trainer:
     model = network()
-    return Halves(model, optimizer={"a": sgd(model[0]), "b": adam(model[2])}, batch_size=BATCH, **options)
+    adam = torch.optim.Adam(model[2].parameters(), lr=0.05)
+    optimizers = {"a": sgd(model[0]), "b": adam if every == "1 step" else (adam, every)}
+    return kind(model, optimizer=optimizers, batch_size=BATCH, **options)
 
 
-def test_an_optimizer_that_is_not_saved_with_the_run_is_noticed_at_the_first_update(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"Adam of '2.weight' and 1 more.*not exactly: .*optimizer=\{'a'") as warned:
-        with_a_stranger(adam).fit((X, Y), steps=1, progress=False, run=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda layer: torch.optim.Adam(layer.parameters()), r"Adam of '2.weight' and 1 more.*optimizer=\{'a'"),
+        (lambda _: sgd(nn.Linear(1, 1)), r"2 parameters that are not in the model.* Make them part of the model"),
+    ],
+)
+def test_an_optimizer_that_is_not_saved_with_the_run_is_noticed_at_the_first_update(
+    make: Any, message: str, tmp_path: Path
+) -> None:
+    trainer = with_a_stranger(make)
+    for param in trainer.others[0].param_groups[0]["params"]:  # type: ignore[attr-defined]
+        param.grad = torch.ones_like(param)
+    with pytest.warns(UserWarning, match=message) as warned:
+        trainer.fit((X, Y), steps=1, progress=False, run=tmp_path / "run")
     assert len(warned) == 1
     assert "not exactly" in (tmp_path / "run" / "log.txt").read_text()
-
-
-def test_an_optimizer_of_parameters_that_are_not_in_the_model_is_noticed(tmp_path: Path) -> None:
-    other = nn.Linear(1, 1)
-    for param in other.parameters():
-        param.grad = torch.ones_like(param)
-    with pytest.warns(UserWarning, match=r"2 parameters that are not in the model.* Make them part of the model"):
-        made = with_a_stranger(lambda _: torch.optim.SGD(other.parameters(), lr=0.1))
-        made.fit((X, Y), steps=1, progress=False, run=tmp_path / "run")
 
 
 def test_an_optimizer_that_remembers_nothing_is_none_to_warn_of(tmp_path: Path) -> None:
@@ -257,30 +241,19 @@ def test_an_optimizer_that_remembers_nothing_is_none_to_warn_of(tmp_path: Path) 
 def test_several_optimizers_that_train_step_steps_go_without_losses_and_resume_exactly(tmp_path: Path) -> None:
     parts = stop_and_resume(with_both, [5], tmp_path, (X, Y), epochs=4)
     assert parts.predict(X).shape == (ROWS, 3)
-
-
-def test_one_loss_scores_the_data_of_several_optimizers_that_train_step_steps() -> None:
     trainer = with_both(loss=hr.CrossEntropy(), metrics=["accuracy"])
     last = trainer.fit((X, Y), (X, Y), epochs=1, progress=False).last
     assert last["val/loss"] == pytest.approx(F.cross_entropy(trainer.model(X), Y).item())
-    assert 0 <= last["val/accuracy"] <= 1
 
 
-def test_data_that_nothing_can_score_are_refused_before_the_first_update() -> None:
-    trainer = with_both()
-    with pytest.raises(hr.ConfigError, match="eval_loss=, or override evaluate_step"):
-        trainer.fit((X, Y), (X, Y), epochs=1, progress=False)
-    assert same(trainer.model, network())
-
-
-def test_the_original_train_step_needs_the_losses_that_were_left_out() -> None:
-    model = network()
-    trainer = Passing(model, optimizer={"a": sgd(model[0]), "b": sgd(model[2])}, batch_size=BATCH)
-    with pytest.raises(hr.ConfigError, match="original train_step or evaluate_step needs one"):
-        trainer.fit((X, Y), epochs=1, progress=False)
-
-
-def test_how_often_an_optimizer_is_used_is_for_a_train_step_of_ones_own_to_decide() -> None:
-    model = network()
-    with pytest.raises(hr.ConfigError, match="train_step decides when it is used"):
-        Halves(model, optimizer={"a": sgd(model[0]), "b": (adam(model[2]), "5 steps")})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "eval_loss=, or override evaluate_step"),
+        ({"kind": Passing}, "original train_step or evaluate_step needs one|eval_loss="),
+        ({"every": "5 steps"}, "train_step decides when it is used"),
+    ],
+)
+def test_what_several_optimizers_without_losses_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        with_both(**options).fit((X, Y), (X, Y), epochs=1, progress=False)

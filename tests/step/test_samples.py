@@ -97,14 +97,25 @@ def test_samples_are_what_their_rows_are_together(kind: str) -> None:
     assert torch.equal(ours.predict(X), other.predict(X))
 
 
+SAMPLES, TUPLE = r"a list is batches.*hr\.samples\(\[\.\.\.\]\)", r"cannot read data from a tuple .*a list of batches"
+REFUSED: dict[str, tuple[Any, str]] = {
+    **{kind: (each, SAMPLES) for kind, each in LISTS.items()},
+    "x and y": ([X, Y], r"item 1 of this one is not like item 0\. Give x and y as a tuple"),
+    "a tuple of batches": (({"x": X, "y": Y},) * 2, TUPLE),
+    "a tuple of pairs": (((X, Y),) * 3, TUPLE),
+    "nothing": ([], "the list is empty: there is nothing to read"),
+}
+
+
 @pytest.mark.parametrize("before", [fresh, trained])
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("kind", LISTS)
-def test_a_list_of_samples_is_refused_and_the_remedy_is_named(
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_neither_batches_nor_samples_is_refused_and_the_remedy_is_named(
     kind: str, use: str, before: Callable[[], hr.Trainer]
 ) -> None:
-    with pytest.raises(hr.DataError, match=r"a list is batches.*hr\.samples\(\[\.\.\.\]\)"):
-        USES[use](before(), LISTS[kind])
+    given, message = REFUSED[kind]
+    with pytest.raises(hr.DataError, match=message):
+        USES[use](before(), given)
 
 
 @pytest.mark.parametrize(
@@ -117,20 +128,10 @@ def test_rows_in_a_list_are_no_batches(rows: list[Any]) -> None:
             trainer.predict(rows)
 
 
-def test_x_and_y_in_a_list_are_refused() -> None:
-    for use in USES.values():
-        with pytest.raises(hr.DataError, match=r"item 1 of this one is not like item 0\. Give x and y as a tuple"):
-            use(fresh(), [X, Y])
-    with pytest.raises(hr.ConfigError, match=r"unknown stream 'y'.*Pass it, as in \(x, y\)"):
-        fresh().fit([X, X + 1], epochs=1, progress=False)
-
-
-def test_a_tuple_is_x_and_y_and_never_batches() -> None:
-    batch = {"x": X, "y": Y}
-    for use in USES.values():
-        for batches in ((batch, batch, batch), ((X, Y),) * 3, (batch, batch)):
-            with pytest.raises(hr.DataError, match=r"cannot read data from a tuple .*a list of batches"):
-                use(fresh(), batches)
+def test_samples_may_be_x_alone() -> None:
+    trainer = make()
+    for rows in ([{"x": x} for x in X[:5]], [(x,) for x in X[:5]], [*X[:5]], deque(X[:5])):
+        assert torch.equal(trainer.predict(hr.samples(rows)), trainer.predict(X[:5]))
 
 
 @pytest.mark.parametrize("batch", [[X, Y], [(X, Y)], DICTS, []])
@@ -138,13 +139,6 @@ def test_a_step_takes_one_batch_and_no_list(batch: Any) -> None:
     for trainer in (fresh(), trained()):
         with pytest.raises(hr.DataError, match=r"a list is several batches.*\(x, y\).*tuple\(batch\).*hr\.samples"):
             trainer.step(batch)
-
-
-def test_samples_may_be_x_alone() -> None:
-    trainer = make()
-    for rows in ([{"x": x} for x in X[:5]], [(x,) for x in X[:5]], [*X[:5]], deque(X[:5])):
-        assert torch.equal(trainer.predict(hr.samples(rows)), trainer.predict(X[:5]))
-    assert hr.samples([1, 2, 3]).rows(0, 3)["x"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +157,6 @@ def test_samples_may_be_x_alone() -> None:
 def test_samples_that_are_none_are_refused(given: Any, told: str) -> None:
     with pytest.raises(hr.DataError, match=told):
         hr.samples(given)
-
-
-def test_an_empty_list_is_no_data() -> None:
-    for use in USES.values():
-        with pytest.raises(hr.DataError, match="the list is empty: there is nothing to read"):
-            use(fresh(), [])
 
 
 def test_a_batch_is_its_fields_by_name() -> None:

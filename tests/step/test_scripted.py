@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kit.plain_loop import plain_loop
+from kit.small import momentum
 from torch import nn
 
 import headrace as hr
@@ -26,20 +28,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def by_hand(model: nn.Module) -> nn.Module:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for start in [*range(0, 40, 8)] * 2:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X[start : start + 8]), Y[start : start + 8]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return model
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_of_torchscript_trains_as_in_a_plain_loop(kind: str) -> None:
-    wanted, model = by_hand(MODELS[kind]()), MODELS[kind]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, order="none", device="cpu")
+    wanted, model = MODELS[kind](), MODELS[kind]()
+    plain_loop(wanted, momentum(wanted), (X, Y), 8, 2)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), momentum(model), batch_size=8, device="cpu")
     trainer.fit((X, Y), epochs=2, progress=False)
     assert all(map(torch.equal, model.state_dict().values(), wanted.state_dict().values()))
     assert trainer.predict(X).shape == (40, 2)

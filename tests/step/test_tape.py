@@ -73,17 +73,7 @@ def test_a_training_from_a_tape_has_torchs_bits(way: str) -> None:
     plain = trainer_of(make, False, **options)
     taped = trainer_of(make, True, **options)
     assert same(fit(plain, data), fit(taped, data))
-
-
-def test_what_is_logged_is_what_torch_gives() -> None:
-    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))
-    found: list[list[dict[str, float]]] = []
-    for tape in (False, True):
-        trainer = trainer_of(mlp, tape, weighted, metrics=["accuracy"])
-        torch.manual_seed(7)
-        found.append([dict(info.losses) for info in trainer.steps((X, Y), epochs=EPOCHS)])
-    assert found[0] == found[1]
-    assert any(found[0])
+    assert plain.history.rows == taped.history.rows
 
 
 def test_a_tape_says_that_it_is_replayed() -> None:
@@ -114,19 +104,6 @@ def test_single_steps_have_torchs_bits() -> None:
             trainer.step((X[rows], Y[rows]))
         found.append([value.clone() for value in trainer.model.state_dict().values()])
     assert same(*found)
-
-
-@pytest.mark.parametrize("at", sampled(range(2, 40), keep=[6, 13, 25], of=8))
-def test_a_training_goes_on_after_any_step_with_the_same_bits(at: int, tmp_path: Any) -> None:
-    expected = fit(trainer_of(mlp, False))
-    first = trainer_of(mlp, True)
-    torch.manual_seed(7)
-    for step, _ in enumerate(first.steps((X, Y), epochs=EPOCHS, run=hr.Run(tmp_path / "run", every="1 step")), 1):
-        if step == at:
-            break
-    second = trainer_of(mlp, True)
-    second.fit((X, Y), epochs=EPOCHS, progress=False, run=tmp_path / "run")
-    assert same(expected, [*second.model.state_dict().values()])
 
 
 def test_predictions_and_validations_are_torchs_and_are_kept() -> None:

@@ -7,8 +7,8 @@ import math
 import random
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,53 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.cheat_programs import ALL, CHANGED, OPTIMIZERS, READS, WRITES
+from kit.cheats import CALLERS, LATE, ROWS, Cheat, called_by, numbers, plain, scaled
+from kit.plain_loop import plain_loop
 from kit.sampled import sampled
 from kit.small import difference
-from kit.tape_cheats import CHEATS, LATE, Change, Cheat, annealed, plain, scaled
-from kit.tape_losses import LOSSES
-from kit.tape_optimizers import CALLERS, OPTIMIZERS, called_by
-from kit.tape_settings import SETTINGS
-from kit.tape_torch import TORCH
-from kit.tape_writes import WRITES
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import headrace as hr
 from headrace.step.tape import tapes
 
-ROWS, BATCH, EPOCHS = 80, 10, 3
-X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
-ALL = CHEATS | WRITES | SETTINGS | TORCH | LOSSES | OPTIMIZERS
-READS = SETTINGS | TORCH | LOSSES
-"""What a pass reads is looked at in the same way by `steps`: one way of these is enough."""
-OF_BATCHES = {
-    *OPTIMIZERS,
-    *(name for name in TORCH | LOSSES if "batch" in name or "hook" in name),
-    *("tensor_split_of_outputs", "packed_sequences", "lengths_of_labels_in_ctc"),
-    *("parameter_of_no_optimizer", "error_of_a_number_in_a_batch"),
-}
-"""What means something in a training alone."""
-QUIET = {
-    *("cumulative_average", "spectral", "relu.__defaults___replaced", "subclass_with_a_step", "global_hook_late"),
-    *("anomaly_mode_late", "deterministic_algorithms_late", "precision_of_products", "mkldnn_off"),
-    *("default_device_late", "hook_of_the_state_late", "hook_of_the_state_until_late"),
-    *("hook_of_a_loss_late", "smoothing_of_torchs_loss", "ignored_by_torchs_loss", "weights_of_torchs_loss"),
-    *("optimizer_foreach_late", "optimizer_defaults_late", "optimizer_class_replaced_late"),
-    *("optimizer_zero_grad_of_the_instance_late", "optimizer_zero_grad_of_the_class_late"),
-    *("optimizer_function_of_torchs_module_late", "path_of_einsum", "fast_path_of_attention", "layout_of_memory"),
-}
-"""Changes after which the same is computed, with a tape or without."""
+BATCH, EPOCHS = 10, 3
+X, Y = numbers(1, 1)["x"], numbers(1, 1)["y"]
 BY_HAND = [
     name for name in OPTIMIZERS if not any(word in name for word in ("zero_grad", "torchs_module", "class_replaced"))
 ]
 """What is effective in a loop that calls `step`; gradients are not zeroed by the optimizer here."""
-CHANGED = [
-    *("annealed", "variable_of_a_closure", "coefficient_of_a_loss", "dropout_changed", "mode_switched", "frozen"),
-    *("memory_written", "module_replaced", "late_module_hook", "class_of_settings"),
-]
-
-
+OF_MODELS = [name for name, program in ALL.items() if name not in OPTIMIZERS and "batches" not in program.words]
+"""What means something outside of a training, too."""
 HOOKS = ["on_epoch_start", "on_epoch_end", "on_validation_end", "on_report", "on_checkpoint"]
 IN_PARTS = [
     *("momentum_encoder", "data_multiplied", "view_written", "codebook", "by_numpy", "buffer_counts"),
@@ -75,7 +47,7 @@ WHYS = ["not finite", "ignored", "in microbatches"]
 class AtReport(hr.Callback):
     """Changes something in the middle of an epoch, at a report; updates before and after it are made at once."""
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: Callable[[], Any]) -> None:
         self.change = change
 
     def on_report(self, info: hr.Info, row: Any) -> None:
@@ -90,26 +62,19 @@ def however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tapes, "SHARE", math.inf)
 
 
-@contextmanager
-def undone(cheat: Cheat) -> Iterator[None]:
-    """The process is afterwards what it was."""
-    try:
-        yield
-    finally:
-        if cheat.undo is not None:
-            cheat.undo()
+def begin(make: Callable[[], Cheat]) -> Cheat:
+    """A cheat with the same random numbers as every other."""
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(3)
+    return make()
 
 
 def trained(make: Callable[[], Cheat], tape: Any, by_fit: bool = False, **options: Any) -> tuple[list[Tensor], str]:
     """Whatever is left of a training, to be compared, and what became of its passes."""
-    torch.manual_seed(3)
-    random.seed(3)
-    np.random.seed(3)
-    cheat = make()
-    params = [param for param in cheat.model.parameters() if param.requires_grad]
-    optimizer = (cheat.optimizer or (lambda params: torch.optim.SGD(params, 0.05, 0.9)))(params)
+    cheat = begin(make)
     change = cheat.change or (lambda: None)
-    with undone(cheat):
+    optimizer = (cheat.optimizer or sgd)([param for param in cheat.model.parameters() if param.requires_grad])
+    with cheat:
         trainer = hr.Trainer(cheat.model, cheat.loss, optimizer, batch_size=BATCH, tape=tape, **cheat.options)
         every = "1 epoch" if cheat.change is None else f"{LATE} steps"  # else a report ends updates made at once
         options = {"epochs": EPOCHS, "log_every": every, "progress": False, **options}
@@ -124,26 +89,32 @@ def trained(make: Callable[[], Cheat], tape: Any, by_fit: bool = False, **option
         return [*(value.clone() for value in found), losses], trainer.tape_note
 
 
-def scored(make: Callable[[], Cheat], tape: Any) -> list[Tensor]:
-    """What a model predicts and scores, again and again, and what is left of it."""
-    torch.manual_seed(3)
-    random.seed(3)
-    np.random.seed(3)
-    cheat = make()
-    with undone(cheat):
-        trainer = hr.Trainer(cheat.model, cheat.loss, torch.optim.SGD(cheat.model.parameters(), 0.05), tape=tape)
-        found = [trainer.predict({"x": X}, batch_size=BATCH)]
-        found.append(torch.tensor(trainer.validate((X, Y), batch_size=BATCH)["val/loss"]))
-        if cheat.change is not None:
-            cheat.change()
-        found.append(torch.tensor(trainer.validate((X, Y), batch_size=BATCH)["val/loss"]))
-        found.append(trainer.predict({"x": X}, batch_size=BATCH))
+def scored(make: Callable[[], Cheat], tape: Any, at: str = "") -> list[Tensor]:
+    """What a model predicts and scores, again and again, and what is left of it.
+
+    Its change is made between two of these, or in the middle of each, `at` a hook of a callback.
+    """
+    cheat = begin(make)
+    change = cheat.change or (lambda: None)
+    callbacks = [hr.Lambda(**{at: lambda info: change() if info.batch == 5 else None})] if at else []
+    with cheat:
+        trainer = hr.Trainer(cheat.model, cheat.loss, sgd(cheat.model.parameters()), macrobatch=BATCH, tape=tape)
+        found = []
+        for turn in range(2):
+            found.append(trainer.predict({"x": X}, batch_size=BATCH, callbacks=callbacks))
+            found.append(torch.tensor(trainer.validate((X, Y), batch_size=BATCH)["val/loss"]))
+            if turn == 0 and not at:
+                change()
         return [*found, *(value.clone() for value in cheat.model.state_dict().values()), *cheat.beside]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     """A number that is not finite is one in both."""
     return not difference([value.nan_to_num() for value in a], [value.nan_to_num() for value in b])
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, 0.05, 0.9)
 
 
 def check(make: Callable[[], Cheat], ways: Sequence[str] = ("steps", "fit")) -> None:
@@ -165,7 +136,7 @@ def check(make: Callable[[], Cheat], ways: Sequence[str] = ("steps", "fit")) -> 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # of Python 3.13
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "seeds_torch" else n for n in ALL])
+@pytest.mark.parametrize("name", ALL)
 def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -> None:
     check(ALL[name], ("fit",) if name in READS else ("steps", "fit"))
 
@@ -185,19 +156,11 @@ def test_what_an_update_calls_may_change_the_updates_after_it(way: str, name: st
 
 def by_hand(make: Callable[[], Cheat]) -> list[Tensor]:
     """The weights after a loop as it is written with torch alone."""
-    torch.manual_seed(3)
-    cheat, steps = make(), 0
+    cheat = begin(make)
     assert cheat.optimizer is not None
-    optimizer, order = cheat.optimizer(cheat.model.parameters()), hr.Order(ROWS, seed=0)
-    with undone(cheat):
-        for epoch in range(EPOCHS):
-            for rows in torch.from_numpy(order.indices(epoch, 0, ROWS)).split(BATCH):
-                optimizer.zero_grad()
-                cross_entropy(cheat.model(X[rows]), Y[rows]).backward()
-                optimizer.step()
-                steps += 1
-                if steps == LATE and cheat.change is not None:
-                    cheat.change()
+    optimizer, change = cheat.optimizer(cheat.model.parameters()), cheat.change or (lambda: None)
+    with cheat:
+        plain_loop(cheat.model, optimizer, (X, Y), BATCH, after=lambda step: step == LATE and change())
         return [value.clone() for value in cheat.model.state_dict().values()]
 
 
@@ -224,15 +187,15 @@ def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: st
     found = []
     for tape in (False, "auto"):
         calls = itertools.count(1)
-        changes: list[Change] = []
+        changes: list[Any] = []
 
-        def make(changes: list[Change] = changes) -> Cheat:
+        def make(changes: list[Any] = changes) -> Cheat:
             cheat = ALL[name]()
             assert cheat.change is not None
             changes.append(cheat.change)
             return cheat._replace(change=None)
 
-        def at_second(*given: Any, calls: Any = calls, changes: list[Change] = changes) -> None:
+        def at_second(*given: Any, calls: Any = calls, changes: list[Any] = changes) -> None:
             if next(calls) == 2:
                 changes[0]()
 
@@ -246,19 +209,7 @@ def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: st
     ("hook", "name"), [(["on_step_end", "on_macrobatch_end"][k % 2], name) for k, name in enumerate(CHANGED)]
 )
 def test_a_callback_of_a_prediction_may_change_the_model(hook: str, name: str) -> None:
-    found = []
-    for tape in (False, "auto"):
-        torch.manual_seed(3)
-        cheat = ALL[name]()
-        change = cheat.change or (lambda: None)
-        at = {hook: lambda info, change=change: change() if info.batch == 5 else None}
-        optimizer = torch.optim.SGD(cheat.model.parameters(), 0.05)
-        trainer = hr.Trainer(cheat.model, cheat.loss, optimizer, macrobatch=BATCH, tape=tape)
-        with undone(cheat):
-            for _ in range(2):
-                found.append(trainer.predict({"x": X}, batch_size=BATCH, callbacks=[hr.Lambda(**at)]))
-                found.append(torch.tensor(trainer.validate((X, Y), batch_size=BATCH)["val/loss"]))
-    assert same(found[:4], found[4:])
+    assert same(scored(ALL[name], False, hook), scored(ALL[name], "auto", hook))
 
 
 @pytest.mark.slow
@@ -291,16 +242,10 @@ def test_updates_that_are_not_made_or_made_in_parts_leave_what_torch_leaves(what
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    sampled(
-        [name for name in ALL if name not in OF_BATCHES],
-        keep=[*(name for name in WRITES if name not in OF_BATCHES), "class_of_settings", "fast_path_of_attention"],
-        of=8,
-    ),
+    sampled(OF_MODELS, keep=[*(set(WRITES) & set(OF_MODELS)), "class_of_settings", "fast_path_of_attention"], of=8),
 )
 def test_predictions_and_validations_of_a_pass_that_changes_are_those_of_torch(name: str) -> None:
-    expected = scored(ALL[name], False)
-    found = scored(ALL[name], "auto")
-    assert same(expected, found)
+    assert same(scored(ALL[name], False), scored(ALL[name], "auto"))
 
 
 def test_a_change_that_no_check_sees_is_found_in_the_next_epoch() -> None:
@@ -335,41 +280,35 @@ def test_what_does_not_change_is_replayed() -> None:
     """The control: the cheats are not all left to torch."""
 
     def unchanged() -> Cheat:
-        return annealed()._replace(change=None)
+        return ALL["annealed"]()._replace(change=None)
 
-    assert "replayed" in trained(unchanged, True)[1]
-    changed, steady = trained(annealed, True)[0], trained(unchanged, True)[0]
-    assert not same(changed, steady)
-
-
-class Draws:
-    """A thread that draws random numbers of torch all the time, once it has begun."""
-
-    def __init__(self) -> None:
-        self.ended, self.drawn = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.draw)
-
-    def begin(self) -> None:
-        self.thread.start()
-        self.drawn.wait()
-
-    def draw(self) -> None:
-        while not self.ended.is_set():
-            torch.rand(1)
-            self.drawn.set()
-
-    def end(self) -> None:
-        self.ended.set()
-        if self.thread.is_alive():
-            self.thread.join()
+    steady, note = trained(unchanged, True)
+    assert "replayed" in note
+    assert not same(trained(ALL["annealed"], True)[0], steady)
 
 
 def beside_draws(model: nn.Module, late: bool) -> Cheat:
-    """A model with weights that are made already; the thread begins with the training, or late."""
-    draws = Draws()
+    """A model with weights that are made already; a thread draws random numbers, from the beginning or from late on."""
+    ended, drawn = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        while not ended.is_set():
+            torch.rand(1)
+            drawn.set()
+
+    def begin() -> None:
+        thread.start()
+        drawn.wait()
+
+    def end() -> None:
+        ended.set()
+        if thread.is_alive():
+            thread.join()
+
+    thread = threading.Thread(target=draw)
     if not late:
-        draws.begin()
-    return Cheat(copy.deepcopy(model), change=draws.begin if late else lambda: None, undo=draws.end)
+        begin()
+    return Cheat(copy.deepcopy(model), change=begin if late else lambda: None, undo=end)
 
 
 @pytest.mark.slow
@@ -411,4 +350,4 @@ def test_each_change_makes_another_training_of_it(name: str) -> None:
         return cheat._replace(change=cheat.change and (lambda: None))
 
     steady, _ = trained(unchanged, False)
-    assert not changes or name in QUIET or not same(trained(ALL[name], False)[0], steady)
+    assert not changes or "quiet" in ALL[name].words or not same(trained(ALL[name], False)[0], steady)

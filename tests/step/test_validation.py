@@ -91,18 +91,6 @@ def test_a_model_may_return_more_than_rows() -> None:
     assert scores["val/accuracy"] == pytest.approx((logits.argmax(1) == Y).float().mean().item())
 
 
-def test_a_function_sees_the_outputs_as_the_model_returns_them() -> None:
-    class Aux(nn.Linear):
-        def forward(self, x: Tensor) -> Any:
-            out = super().forward(x)
-            return {"logits": out, "aux": F.cross_entropy(out, out.argmax(1))}
-
-    ours = trainer(Aux(6, 3), hr.RowMean(lambda out, y: out["aux"]))
-    ours.fit((X, Y), (X, Y), epochs=1, progress=False)
-    whole = sum(n * ours.model(x)["aux"].item() for x in X.split(16) for n in [len(x)]) / 50
-    assert ours.validate((X, Y))["val/loss"] == pytest.approx(whole, rel=1e-5)
-
-
 def test_an_objective_that_gives_no_outputs_is_scored_by_a_call_of_the_model() -> None:
     class Plain(hr.Objective):
         reads = "classes"
@@ -148,12 +136,6 @@ def test_a_label_that_torch_would_ignore_is_refused_unless_that_is_said() -> Non
     with pytest.raises((hr.DataError, IndexError), match="-100"):
         ours.step((X, y))
     assert trainer(nn.Linear(6, 3), hr.CrossEntropy(ignore_index=-100)).step((X, y))["total_loss"] > 0
-
-
-def test_half_precision_predictions_come_in_single_precision() -> None:
-    out = trainer(nn.Linear(6, 3), hr.CrossEntropy(), precision="bf16").predict(X)
-    assert out.dtype == torch.float32
-    assert out.numpy().shape == (50, 3)
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"limit": -3}])
