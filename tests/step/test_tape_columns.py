@@ -10,6 +10,10 @@ import headrace as hr
 from headrace.step.tape import forms
 from headrace.step.tape.forms import log_softmax_by_columns
 
+EQUAL = [n for n in forms.CLASSES if log_softmax_by_columns(torch.zeros(128, n), 1, False) is not None]
+"""The numbers of classes for which both ways are the same here: up to 15 with AVX-512, up to 7 with AVX2."""
+MOST = EQUAL[-1]
+
 
 def bits(x: Tensor) -> Tensor:
     """The bits of numbers; all NaN are alike."""
@@ -17,7 +21,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("classes", forms.CLASSES)
+@pytest.mark.parametrize("classes", EQUAL)
 def test_columns_have_the_bits_of_rows(classes: int) -> None:
     generator = torch.Generator().manual_seed(classes)
     rare = (-torch.inf, torch.inf, torch.nan, 1e38, 0.0, -0.0, 1e-40, -1e-40, 88.0)
@@ -35,13 +39,13 @@ def test_columns_have_the_bits_of_rows(classes: int) -> None:
 @pytest.mark.parametrize(
     ("x", "dim", "used"),
     [
-        (torch.zeros(128, 10), 1, True),
-        (torch.zeros(128, 10), -1, True),
-        (torch.zeros(128, 10), 0, False),
-        (torch.zeros(10, 128).t(), 1, False),
-        (torch.zeros(128, 10, dtype=torch.float64), 1, False),
-        (torch.zeros(100, 10), 1, False),
-        (torch.zeros(1024, 10), 1, False),
+        (torch.zeros(128, MOST), 1, True),
+        (torch.zeros(128, MOST), -1, True),
+        (torch.zeros(128, MOST), 0, False),
+        (torch.zeros(MOST, 128).t(), 1, False),
+        (torch.zeros(128, MOST, dtype=torch.float64), 1, False),
+        (torch.zeros(100, MOST), 1, False),
+        (torch.zeros(1024, MOST), 1, False),
         (torch.zeros(128, 16), 1, False),
         (torch.zeros(16, 2), 1, False),
         (torch.zeros(16, 8, 4), 1, False),
@@ -67,18 +71,18 @@ def test_what_differs_in_one_number_of_all_draws_is_not_used(monkeypatch: pytest
         return inexact
 
     monkeypatch.setattr(forms, "make", almost)
-    assert log_softmax_by_columns(torch.randn(128, 10), 1, False) is None
+    assert log_softmax_by_columns(torch.randn(128, MOST), 1, False) is None
     assert calls == 20
 
 
 def test_the_draws_leave_random_numbers_as_they_are() -> None:
     before = torch.get_rng_state()
-    assert log_softmax_by_columns(torch.zeros(128, 10), 1, False) is not None
+    assert log_softmax_by_columns(torch.zeros(128, MOST), 1, False) is not None
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("rows", [128, 100])
-def test_a_training_with_ten_classes_has_torchs_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_with_few_classes_has_torchs_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made, found = [], []
 
     def noting(rows: int, classes: int, make: Any = forms.make) -> Any:
@@ -89,8 +93,8 @@ def test_a_training_with_ten_classes_has_torchs_bits(rows: int, monkeypatch: pyt
     used = False
     for tape in (False, True):
         torch.manual_seed(3)
-        x, y = torch.randn(rows * 12, 7), torch.randint(0, 10, (rows * 12,))
-        model = nn.Linear(7, 10)
+        x, y = torch.randn(rows * 12, 7), torch.randint(0, MOST, (rows * 12,))
+        model = nn.Linear(7, MOST)
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
         trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=rows, tape=tape)
         for _ in trainer.steps((x, y), epochs=3):
