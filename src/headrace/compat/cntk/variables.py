@@ -75,14 +75,6 @@ class Variable:
         return min(2, len(self.dynamic_axes))
 
     @property
-    def owner(self) -> Any:
-        return None
-
-    @property
-    def rank(self) -> int:  # the number of its axes, by CNTK's name
-        return len(self.shape or ())
-
-    @property
     def _type(self) -> Record:
         return Record(shape=self.shape, dtype=self.dtype, is_sparse=self.is_sparse, dynamic_axes=self.dynamic_axes)
 

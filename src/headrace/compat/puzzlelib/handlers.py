@@ -14,6 +14,7 @@ from ...errors import ConfigError, DataError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
+from ...workers.here import here
 from ..counts import as_count
 from . import costs, optimizers
 from .costs import REMEMBERED, Cost, Multi
@@ -31,6 +32,8 @@ class Handler:
 
     def __init__(self, mod: nn.Module, onBatchFinish: Finish | None = None, batchsize: int = 128) -> None:
         self.module, self.onBatchFinish, self.batchsize = mod, onBatchFinish, batchsize
+        self._together: dict[str, Any] | None = None
+        """The data whose batches follow one another without a call of the user's code between them."""
         self.currBatch = self.totalBatches = self.currMacroBatch = self.totalMacroBatches = 0
 
     def handleFromHost(
@@ -57,6 +60,8 @@ class Handler:
         self.totalBatches = self._blocks_of(data, self.batchsize, "batchsize")
         data = self.sliceData(data, 0, self.getDataSize(data), self._to_device)
         reset = getattr(self.module, "reset", None)
+        own = type(self).__module__ != __name__ or "handleBatch" in vars(self)
+        self._together = None if own or self.onBatchFinish or callable(reset) else {"data": data}
         for k, n in enumerate(_order(self.totalBatches, random)):
             self.currBatch = k + 1
             self.handleBatch(self.sliceData(data, n, self.batchsize, lambda part: part), n, state)
@@ -64,6 +69,7 @@ class Handler:
                 reset()
             if self.onBatchFinish:
                 self.onBatchFinish(self)
+        self._together = None
 
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} is to say what it does with a batch: handleBatch.")
@@ -120,6 +126,7 @@ class Trainer(Handler):
         self.optimizer: Optimizer = optimizers.by_name(optimizer)
         self._parts: Any = None
         self._native: Any = None
+        self._prepared: Any = None
 
     def trainFromHost(
         self,
@@ -141,10 +148,18 @@ class Trainer(Handler):
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         """One update, in the mode that the module is in; the error is that of before it."""
         leaves: dict[str, Tensor] = {}
-        form, rows = _flat(batch, leaves), self.getDataSize(batch)
-        objective = self._prepare(form)
-        losses = self._native.step(Batch(leaves, rows))
-        errors = [losses[name] * rows for name in objective.shown]
+        form, rows, together = _flat(batch, leaves), self.getDataSize(batch), self._together
+        if together is None or together is not self._prepared:
+            self._prepare(form)
+            self._prepared = together
+        objective, given = self._objective, Batch(leaves, rows)
+        if self._alone:
+            given.macrobatch = together
+            terms = self._native.updates.make(given).terms
+            errors = [terms[name].sum for name in objective.shown]
+        else:
+            losses = self._native.step(given)
+            errors = [losses[name] * rows for name in objective.shown]
         self.optimizer.t += 1
         self.cost.record(errors if objective.several else errors[0], rows)
 
@@ -152,7 +167,7 @@ class Trainer(Handler):
         self.cost.resetAccumulator()
         self.module.train()
 
-    def _prepare(self, form: Any) -> "_CostObjective":
+    def _prepare(self, form: Any) -> None:
         """Finds the trainer behind this one: another one where module, cost or optimizer have been replaced."""
         optimizer = self.optimizer
         if optimizer.torch is None:
@@ -163,8 +178,10 @@ class Trainer(Handler):
             self._parts, self._objective = parts, _CostObjective(self.cost)
             self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
         optimizer.attach(self._native)
-        self._objective.follow(form, self.module)
-        return self._objective
+        self._alone = self._native.device.type == "cpu" and here().count == 1  # a step would force the train mode
+        resting = [] if self._alone else [each for each in self.module.modules() if not each.training]
+        self._objective.follow(form, resting)
+        self._native.updates.touched()
 
 
 class Validator(Handler):
@@ -240,13 +257,12 @@ class _CostObjective(Objective):
         """What costs of ours are set to."""
         self.form: Any = None
         self.resting: list[nn.Module] = []
-        """Modules that are in eval mode."""
+        """Modules to compute in eval mode, which a training is not."""
         self.shown: list[str] = []
         """The terms that are reported."""
 
-    def follow(self, form: Any, module: nn.Module) -> None:
+    def follow(self, form: Any, resting: list[nn.Module]) -> None:
         """Looks at how the next batch is nested, at the modes of modules, and at what the costs are set to."""
-        resting = [each for each in module.modules() if not each.training]
         if form != self.form or resting != self.resting:
             self.form, self.resting = form, resting
         settings = self.read_settings()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +29,6 @@ class StreamInformation:
         self.sample_shape: Shape = as_shape(shape)
         self.m_sample_layout = self.sample_shape
         self.defines_mb_size = defines_mb_size
-
-    @property
-    def layout(self) -> Literal["dense", "sparse"]:
-        """How its samples are stored, as headrace calls it."""
-        return "sparse" if self.storage_format == "sparse" else "dense"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StreamInformation) and self._all == other._all

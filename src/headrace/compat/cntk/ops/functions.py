@@ -49,10 +49,6 @@ class Function(Variable):
     # --- the graph ---------------------------------------------------------------------------------------
 
     @property
-    def owner(self) -> "Function":
-        return self
-
-    @property
     def output(self) -> "Function":
         return self
 
