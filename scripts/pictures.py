@@ -36,7 +36,7 @@ SHOWN = {  # by picture: the files whose code it shows
     "report": ("src/headrace/watch/report/*", RECIPE),
     "rehearsal": ("src/headrace/app/rehearse.py", RECIPE),
     "spike": ("src/headrace/record/why.py", "src/headrace/record/without.py"),
-    "same_bits": ("src/headrace/step/parts.py", "src/headrace/workers/tree.py", "tests/kit/same_bits.py"),
+    "same_bits": ("src/headrace/step/parts.py", "src/headrace/workers/tree.py"),
 }
 NAMES = {
     "raw": "hand-written loop",
@@ -281,7 +281,7 @@ def same_bits(room: Path) -> None:
     import warnings
 
     import torch
-    from kit import same_bits as kit
+    from kit import worker_trainings as kit
 
     import headrace as hr
 
@@ -294,7 +294,7 @@ def same_bits(room: Path) -> None:
         left = 16 + 380 * panel
         drawing.text(left, 26, "Synchronous()" if parts is None else f"Synchronous(parts={parts})", bold=True)
         for workers, (_, color, width) in zip((1, 3, 8), styles, strict=True):
-            bits = hr.launch(kit.train, "transformer, dropout", fit, parts, workers=workers)
+            bits = hr.launch(kit.train_in_parts, "transformer, dropout", fit, parts, workers=workers)
             losses = bits["reported train/loss"]
             heights = (40 + 170 * (losses.max() - losses) / (losses.max() - losses.min())).tolist()
             drawing.curve([(left + 348 * k / len(heights), y) for k, y in enumerate(heights)], color, width)

@@ -369,7 +369,6 @@ WORKERS = [
         'self._rows if self.weights == "rows" else 1)',
         "1)",
         "workers/test_periodic.py",
-        "workers/test_block_momentum.py",
     ),
     _fault(
         "the rows of a round are not saved",

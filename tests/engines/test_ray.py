@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from kit import ray_cases, same_bits
+from kit import ray_cases
 from kit.torch_workers import wait_until_gone
+from kit.worker_trainings import differing, train_in_parts
 
 import headrace as hr
 
@@ -42,7 +43,7 @@ def job(main: Any, *arguments: Any, **options: Any) -> Any:
 def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: Any) -> None:
     torch.set_num_threads(1)
     name = "BatchNorm, dropout"
-    assert same_bits.differing(same_bits.train(name, {}), job(same_bits.train, name, {}, workers=2)) == []
+    assert differing(train_in_parts(name, {}), job(train_in_parts, name, {})) == []
 
 
 @pytest.mark.slow
@@ -130,9 +131,6 @@ def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(c
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers= is a whole number, 1 or more"),
-        ({"workers": 3, "devices": [0, 1]}, "needs a device of its own"),
-        ({"devices": [0, 1]}, "devices= is for engine='processes'; engine='ray' starts workers on a cluster"),
         ({"address": "127.0.0.1:1"}, "no Ray cluster at '127.0.0.1:1'"),
         ({}, r"no Ray cluster at 'auto' .*: Could not find any running Ray instance\. Start one \(ray start --head\)"),
     ],

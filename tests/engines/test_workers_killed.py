@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from kit.kill_cases import (
     undisturbed,
 )
 from kit.sampled import sampled
-from kit.torch_workers import SOON_S, fork_workers, is_killed, is_stopped, over_gloo, wait_until_gone
+from kit.torch_workers import SOON_S, fork_workers, hangs, is_killed, is_stopped, over_gloo, raises, wait_until_gone
 
 import headrace as hr
 from headrace.errors import WorkerError
@@ -40,29 +39,30 @@ from headrace.workers.here import here
 # --- virtual workers: the process of all of them is killed ----------------------------------------------------
 
 WORKERS = 3
-SAMPLE = {
-    "synchronous": (Place("meets", 2, 5), Place("on_checkpoint", 0, 2)),
-    "periodic": (Place("on_step_end", 2, 5), Place(SAVING, 0, 9)),
-    "block momentum": (Place("meeting", 1, 9), Place("on_epoch_end", 2, 1)),
-    "diloco": (Place("on_validation_end", 0, 2), Place("has met", 2, 2)),
-    "elastic": (Place("meeting", 2, 3), Place("on_step_end", 0, 3)),
-    "asynchronous": (Place("after the update", 1, 6), Place("on_checkpoint", 0, 2)),
-}
+EVERYWHERE = [*itertools.product(STRATEGIES, [*HOOKS, *WITHIN, SAVING])]
+ALWAYS = [("synchronous", "meets"), ("periodic", "on_step_end"), ("diloco", SAVING), ("elastic", "meeting")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "periodic" else pytest.mark.slow) for name in STRATEGIES]
-)
-def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(name: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    for place in SAMPLE[name]:
-        killed(run, name, WORKERS, place)
-    check_end(name, ends(run, name, WORKERS)[0], undisturbed(name, WORKERS)[0])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "what"), sampled(EVERYWHERE, keep=ALWAYS, of=16))
+def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    whole, times = undisturbed(name, WORKERS)
+    other = 0 if what == SAVING or (name in CENTERED and what in HOOKS) else 2
+    last, middle = times[other][what], (times[0][what] + 1) // 2
+    chains = [Place(what, 0, middle), Place(what, 0, 1), Place(what, other, 1)], [Place(what, other, last)]
+    for number, places in enumerate(chains):
+        run = tmp_path / f"{number}" / "run"
+        run.parent.mkdir()
+        for place in places:
+            killed(run, name, WORKERS, place)
+        check_end(name, ends(run, name, WORKERS)[0], whole)
 
 
 @pytest.mark.slow
-def test_killed_workers_that_did_not_go_on_would_be_noticed(tmp_path: Path) -> None:
+def test_killed_workers_that_did_not_go_on_would_be_noticed() -> None:
     """The negative control: one worker's rows count once too often."""
     whole, _ = undisturbed("periodic", WORKERS)
     assert len(set(whole.digests)) == WORKERS  # each has an optimizer and random numbers of its own
@@ -71,45 +71,9 @@ def test_killed_workers_that_did_not_go_on_would_be_noticed(tmp_path: Path) -> N
     assert other.digests != whole.digests[:2]
 
 
-EVERYWHERE = [*itertools.product(STRATEGIES, [*HOOKS, *WITHIN, SAVING])]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("name", "what"), sampled(EVERYWHERE, keep=[("diloco", SAVING), ("elastic", "meeting")], of=20)
-)
-def test_wherever_workers_are_killed_they_end_as_if_they_never_were(name: str, what: str, tmp_path: Path) -> None:
-    whole, times = undisturbed(name, WORKERS)
-    other = 0 if what == SAVING or (name in CENTERED and what in HOOKS) else 2
-    last, middle = times[other][what], (times[0][what] + 1) // 2
-    for number, places in enumerate(
-        [
-            [Place(what, 0, middle), Place(what, 0, 1), Place(what, other, 1)],
-            [Place(what, other, last)],
-            [Place(what, other, 1)],
-        ]
-    ):
-        run = tmp_path / f"{number}" / "run"
-        run.parent.mkdir()
-        for place in places:
-            killed(run, name, WORKERS, place)
-        check_end(name, ends(run, name, WORKERS)[0], whole)
-
-
 # --- processes: one of them is killed, fails, stops or hangs -------------------------------------------------
 
 TIMEOUT_S = 4.0
-
-
-def raises() -> None:
-    raise ValueError("row 17 is not in the archive")
-
-
-def hangs() -> None:
-    threading.Event().wait(2 * LIMIT_S)
-
-
 WAYS = {way.__name__: way for way in (is_killed, raises, is_stopped, hangs)}
 
 
@@ -161,33 +125,21 @@ def finished(child: Child, run: Path) -> Finished:
     return Finished(digests, (run / "metrics.jsonl").read_text().splitlines())
 
 
-def slow(case: Any) -> Any:
-    return pytest.param(*case, marks=pytest.mark.slow)
-
-
 def shown(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, Place) else str(value)
 
 
-AGAIN = [
-    ("synchronous", "is_killed", Place("before the update", 1, 5), False),
-    ("periodic", "raises", Place("meets", 0, 7), False),
-]
-AGAIN_TOO = [
-    ("periodic", "is_killed", Place("meeting", 1, 7), True),
-    ("periodic", "is_killed", Place("on_step_end", 0, 1), False),
-    ("periodic", "is_killed", Place(SAVING, 0, 5), False),
-    ("synchronous", "is_killed", Place("on_checkpoint", 0, 3), True),
-    ("synchronous", "is_killed", Place("on_epoch_end", 1, 3), False),
-    ("synchronous", "is_killed", Place("data", 1, 4), False),
-    ("synchronous", "raises", Place("backward", 0, 10), True),
-    ("periodic", "raises", Place("on_checkpoint", 1, 2), False),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "how", "place", "gloo"), [AGAIN[0], *map(slow, AGAIN[1:]), *map(slow, sampled(AGAIN_TOO, of=3))], ids=shown
+    ("name", "how", "place", "gloo"),
+    [
+        ("synchronous", "is_killed", Place("before the update", 1, 5), False),
+        ("synchronous", "is_killed", Place("on_checkpoint", 0, 3), True),
+        ("periodic", "raises", Place("meets", 0, 7), False),
+        ("periodic", "is_killed", Place("meeting", 1, 7), True),
+        ("periodic", "is_killed", Place(SAVING, 0, 5), False),
+    ],
+    ids=shown,
 )
 def test_workers_that_start_again_end_as_those_that_were_never_lost(
     name: str, how: str, place: Place, gloo: bool, tmp_path: Path
@@ -200,24 +152,17 @@ def test_workers_that_start_again_end_as_those_that_were_never_lost(
     assert found == undisturbed(name, 2)[0]
 
 
-ENDS = [
-    ("periodic", "is_killed", Place("after the update", 1, 6), "[45]"),
-    ("synchronous", "raises", Place("on_step_end", 0, 6), "[56]"),
-    ("periodic", "is_stopped", Place("after the update", 0, 5), "[345]"),
-    ("synchronous", "hangs", Place("data", 1, 4), r"\d+"),
-]
-ENDS_TOO = [
-    ("synchronous", "is_killed", Place("backward", 0, 6), "[45]"),
-    ("periodic", "raises", Place("meets", 1, 6), "[56]"),
-    ("periodic", "is_stopped", Place("after the update", 1, 1), "[01]"),
-    ("periodic", "is_stopped", Place("on_step_end", 1, 7), "[567]"),
-    ("periodic", "hangs", Place("data", 0, 4), r"\d+"),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "how", "place", "step"), [ENDS[0], *map(slow, ENDS[1:]), *map(slow, sampled(ENDS_TOO, of=3))], ids=shown
+    ("name", "how", "place", "step"),
+    [
+        ("periodic", "is_killed", Place("after the update", 1, 6), "[45]"),
+        ("synchronous", "is_killed", Place("backward", 0, 6), "[45]"),
+        ("synchronous", "raises", Place("on_step_end", 0, 6), "[56]"),
+        ("periodic", "is_stopped", Place("after the update", 0, 5), "[345]"),
+        ("synchronous", "hangs", Place("data", 1, 4), r"\d+"),
+    ],
+    ids=shown,
 )
 def test_without_another_start_all_end_say_why_and_can_go_on(
     name: str, how: str, place: Place, step: str, tmp_path: Path

@@ -94,27 +94,14 @@ def end_soon(children: list[Child], asked_s: float) -> list[int]:
     return saved
 
 
-def slow(case: Any) -> Any:
-    return pytest.param(*case, marks=pytest.mark.slow)
-
-
 WHERE = {"first step": ("forward", 1), "data": ("data", 3), "backward": ("backward", 6), "validation": ("scoring", 2)}
 WHERE |= {"checkpoint": ("on_checkpoint", 3), "save": (SAVING, 9)}
-QUICK = [("periodic", "save", (1,))]
-CORE = [
-    *QUICK,
-    ("synchronous", "backward", (0,)),
-    ("periodic", "first step", (1,)),
-    ("synchronous", "validation", (0, 1)),
-]
-OTHERS = [*itertools.product(("synchronous", "periodic"), WHERE, ((0,), (1,), (0, 1)))]
-OTHERS = [case for case in OTHERS if case not in CORE]
+CASES = [*itertools.product(("synchronous", "periodic"), WHERE, ((0,), (1,), (0, 1)))]
+CORE = [("periodic", "save", (1,)), ("synchronous", "backward", (0,)), ("synchronous", "validation", (0, 1))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "where", "who"), [*QUICK, *map(slow, CORE[1:]), *map(slow, sampled(OTHERS, of=6))], ids=str
-)
+@pytest.mark.parametrize(("name", "where", "who"), sampled(CASES, keep=CORE, of=8), ids=str)
 def test_whoever_is_asked_all_save_the_same_step_end_soon_and_can_go_on(
     name: str, where: str, who: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -204,13 +191,7 @@ VIRTUALLY = [*itertools.product(STRATEGIES, WHERE)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        ("elastic", "backward"),
-        *map(slow, sampled([case for case in VIRTUALLY if case != ("elastic", "backward")], of=4)),
-    ],
-)
+@pytest.mark.parametrize(("name", "where"), sampled(VIRTUALLY, keep=[("elastic", "backward")], of=5))
 def test_virtual_workers_end_together_and_go_on(name: str, where: str, tmp_path: Path) -> None:
     run, (what, time_) = tmp_path / "run", WHERE[where]
     with start(train_virtually, tmp_path, run, name, [what, 0, time_], limit_s=LIMIT_S) as child:

@@ -1,4 +1,4 @@
-"""A launch of worker processes for tests: functions for workers to call, the launching process, and what it tells."""
+"""A launch of worker processes for tests: what workers do, the launching process, and what it tells."""
 
 import os
 import signal
@@ -15,90 +15,15 @@ import torch
 
 from headrace.engines.job import Job
 from headrace.engines.processes import run
-from headrace.errors import DataError, WorkerError
 from headrace.workers.here import here
 from kit.forked import Child, start, tell
-from kit.torch_workers import fork_workers, hangs, is_killed, is_stopped
+from kit.torch_workers import TIMEOUT_S, fork_workers, hangs, is_stopped, steps
 
-TIMEOUT_S = 3.0
-
-
-# --- what workers do ------------------------------------------------------------------------------------
+# --- what workers do; each function gets a directory and a word -------------------------------------------
 
 
-def nothing() -> None:
-    pass
-
-
-def steps(at: str, how: str) -> str:
-    """Steps as a training makes them; something happens at step 5 in worker 1, for which the others wait."""
-    comm = here()
-    tell(f"pid {os.getpid()}")
-    try:
-        for step in range(30):
-            comm.at(step, "reading data")
-            if step == 5:
-                comm.gather(None)
-                if comm.shard.index == 1:
-                    tell(f"acts {time.monotonic()} {os.getpid()}")
-                    WAYS[how]()
-                else:
-                    tell(f"waits {time.monotonic()}")
-            comm.at(step, "reducing")
-            comm.all_reduce(torch.ones(1000))
-    except WorkerError:
-        tell(f"ends {time.monotonic()}")
-        raise
-    return "done"
-
-
-def raises() -> None:
-    raise ValueError("row 17 is not in the archive")
-
-
-def raises_ours() -> None:
-    raise DataError("row 17 has no target.")
-
-
-def raises_once() -> None:
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        raise ValueError("a bad start")
-
-
-def hangs_deaf() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    hangs()
-
-
-def exits() -> None:
-    sys.exit(7)
-
-
-def leaves() -> None:
-    os._exit(0)
-
-
-def leaves_badly() -> None:
-    os._exit(7)
-
-
-WAYS = {
-    way.__name__: way
-    for way in (
-        nothing,
-        raises,
-        raises_ours,
-        raises_once,
-        is_killed,
-        is_stopped,
-        hangs,
-        hangs_deaf,
-        exits,
-        leaves,
-        leaves_badly,
-    )
-}
+def steps_of_training(at: str, how: str) -> str:
+    return steps(how)
 
 
 def waits(at: str, how: str) -> None:
@@ -153,16 +78,15 @@ def listens(at: str, how: str) -> None:
     sys.exit(128 + heard[0])
 
 
-# --- the process that starts them -----------------------------------------------------------------------
+# --- the process that starts them -------------------------------------------------------------------------
 
 
 def launches(function: str, workers: int, at: str, how: str, restarts: int = 0) -> None:
     """What a program does that calls `launch`; it tells the result or the error, and handlers and environment stay."""
     fork_workers()
-    main = globals()[function]
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)]
-    environment = dict(os.environ)
-    job = Job(main, (at, how), workers=workers, restarts=restarts, timeout_s=TIMEOUT_S)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before, environment = [*map(signal.getsignal, numbers)], dict(os.environ)
+    job = Job(globals()[function], (at, how), workers=workers, restarts=restarts, timeout_s=TIMEOUT_S)
     try:
         tell(f"result {run(job).value}")
     except BaseException as error:
@@ -172,35 +96,25 @@ def launches(function: str, workers: int, at: str, how: str, restarts: int = 0) 
         tell(f"children {len(active_children())}")
         raise SystemExit(3) from None
     finally:
-        after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)]
-        assert after == before
+        assert [*map(signal.getsignal, numbers)] == before
         assert dict(os.environ) == environment
 
 
 @contextmanager
-def launched(at: Path, how: str, workers: int = 2, restarts: int = 0, main: str = "steps") -> Iterator[Child]:
+def launched(
+    at: Path, how: str, workers: int = 2, restarts: int = 0, main: str = "steps_of_training"
+) -> Iterator[Child]:
     """A process that launches workers, each of which calls `main`, a function above, with `at` and `how`."""
     with start(launches, at, main, workers, at, how, restarts) as child:
         yield child
 
 
-# --- what the test sees ---------------------------------------------------------------------------------
+# --- what the test sees -----------------------------------------------------------------------------------
 
 
 def pids(child: Child, count: int) -> list[int]:
-    """The workers, once all have said who they are."""
+    """The workers, once all have told who they are."""
     return [int(child.until("pid")) for _ in range(count)]
-
-
-def acted(child: Child) -> tuple[float, int]:
-    """When something has happened at step 5, and to whom."""
-    when, pid = child.until("acts").split()
-    return float(when), int(pid)
-
-
-def times(child: Child, what: str) -> list[float]:
-    """When workers did something, as far as they have said so."""
-    return [float(line.split()[1]) for line in child.told if line.startswith(what)]
 
 
 def raised(child: Child) -> tuple[float, str, list[str]]:

@@ -1,6 +1,8 @@
 """Models whose parts can be sharded, trainings of them, and workers that make these."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 import headrace as hr
 from headrace.engines.job import Job
 from headrace.engines.processes import run
+from kit import forked
 from kit.torch_workers import fork_workers
 
 WORDS, WIDTH, LENGTH, CLASSES = 11, 8, 5, 3
@@ -148,3 +151,16 @@ def by_workers(function: Callable[..., Any], *arguments: Any, workers: int = 2) 
     """What a function returns on worker 0, of workers that are forked from this process, which `start` has made."""
     fork_workers()
     return run(Job(function, arguments, workers=workers, timeout_s=TIMEOUT_S)).value
+
+
+def _call(file: str, name: str, workers: int, *arguments: Any) -> None:
+    module = sys.modules.get(Path(file).stem) or forked._loaded(file)
+    by_workers(getattr(module, name), *arguments, workers=workers)
+
+
+def in_workers(function: Callable[..., Any], at: Path, *arguments: Any, workers: int = 2, code: int = 0) -> str:
+    """Calls a function of a test's module in worker processes, which end with this status; what they have printed."""
+    given = (function.__code__.co_filename, function.__name__, workers, *arguments)
+    with forked.start(_call, at, *given, limit_s=90) as child:
+        assert child.ending(90) == code, child.output
+        return child.output

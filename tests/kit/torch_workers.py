@@ -1,7 +1,9 @@
-"""Makes processes of tests workers of torch.distributed, and has them fail in several ways."""
+"""Makes processes of tests workers of torch.distributed, which make steps and fail in several ways."""
 
+import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -11,9 +13,13 @@ import torch.distributed.run
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from headrace.engines import processes
+from headrace.errors import DataError, WorkerError
+from headrace.workers.here import here
 from headrace.workers.shared import Shared
+from kit.forked import tell
 
 LIMIT_S = 6.0
+TIMEOUT_S = 3.0  # how long workers of tests that wait for this wait for each other
 SOON_S = 5.0  # within which a worker hears of a loss, or ends, on a machine that has much else to do
 
 
@@ -44,6 +50,9 @@ def over_gloo() -> None:
     Shared.connect = classmethod(lambda *_: None)  # type: ignore[assignment,method-assign]
 
 
+# --- what happens to a worker -----------------------------------------------------------------------------
+
+
 def is_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -54,6 +63,71 @@ def is_stopped() -> None:
 
 def hangs() -> None:
     time.sleep(60)
+
+
+def hangs_deaf() -> None:
+    """In a call that no signal interrupts: it locks what it has locked."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+
+def raises() -> None:
+    raise ValueError("row 17 is not in the archive")
+
+
+def raises_ours() -> None:
+    raise DataError("row 17 has no target.")
+
+
+def raises_once() -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("a bad start")
+
+
+def ends() -> None:
+    sys.exit(0)
+
+
+def exits() -> None:
+    sys.exit(7)
+
+
+def leaves() -> None:
+    os._exit(0)
+
+
+WAYS = {
+    way.__name__: way
+    for way in (is_killed, is_stopped, hangs, hangs_deaf, raises, raises_ours, raises_once, ends, exits, leaves)
+}
+
+
+def steps(how: str, bad: int = 1) -> str:
+    """Steps as a training makes them; at step 5 something happens to a worker, for which the others wait."""
+    comm = here()
+    tell(f"pid {os.getpid()}")
+    try:
+        for step in range(30):
+            comm.at(step, "reading data")
+            if step == 5 and how:
+                comm.gather(None)
+                tell(f"{'acts' if comm.shard.index == bad else 'waits'} {time.monotonic()} {os.getpid()}")
+                if comm.shard.index == bad:
+                    WAYS[how]()
+            comm.at(step, "reducing")
+            comm.all_reduce(torch.ones(1000))
+    except WorkerError as error:
+        tell(f"lost {time.monotonic()} {error}")
+        raise
+    return "done"
+
+
+def times(told: list[str], what: str) -> list[float]:
+    """When workers did something, as far as they have told."""
+    return [float(line.split()[1]) for line in told if line.startswith(what)]
 
 
 def wait_until_gone(pids: Collection[int], limit_s: float = SOON_S) -> None:

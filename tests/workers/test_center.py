@@ -1,6 +1,5 @@
 """The center: merges by hand in the order that was recorded, rows that are used once, and resumes to the bit."""
 
-import itertools
 import json
 import os
 import signal
@@ -15,8 +14,7 @@ import pytest
 import torch
 from kit import merges, ray_cases
 from kit.forked import start
-from kit.sampled import sampled
-from kit.torch_workers import fork_workers
+from kit.torch_workers import fork_workers, run_torchrun
 from torch import Tensor, nn
 
 import headrace as hr
@@ -25,48 +23,49 @@ from headrace.workers.center import Center, HostWeights, Leases
 from headrace.workers.comm import Null
 from headrace.workers.here import here
 
-UNEVEN = [
+NETWORKS = [
     None,
     hr.Network(bandwidth="1 Mbit", latency="3 ms", rows_per_s=1e4, speeds=[1.0, 0.7, 0.4]),
     hr.Network(bandwidth="10 Mbit", latency="1 ms", rows_per_s=1e4, speeds=[0.3, 1, 0.9], stragglers={1: (0.3, 5.0)}),
 ]
-ENGINES = [
-    "local",
-    *(pytest.param(e, marks=[pytest.mark.slow, pytest.mark.timeout(300)]) for e in ("processes", "ray")),
+ENGINES = ["local", *(pytest.param(e, marks=pytest.mark.slow) for e in ("processes", "torchrun", "ray"))]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.timeout(300),
 ]
-NATIVE = [*ENGINES, pytest.param("torchrun", marks=pytest.mark.slow)]
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of an engine; of "ray", with one cluster for all launches."""
+    """The name of an engine, or "torchrun"; of "ray", with one cluster for all launches."""
     if request.param == "ray":
         pytest.importorskip("ray")
     with ray_cases.cluster() if request.param == "ray" else nullcontext():
         yield request.param
 
 
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(merges.AT, str(tmp_path))
-    return tmp_path
+def on_engine(engine: str, workers: int, jobs: Any) -> None:
+    """Calls `merges.train` in every worker."""
+    if engine == "torchrun":
+        run_torchrun(["--standalone", f"--nproc-per-node={workers}"], merges.train, jobs)
+    else:
+        network = NETWORKS[1] if engine == "local" and workers == 3 else None
+        hr.launch(merges.train, jobs, workers=workers, engine=engine, network=network)
 
 
-def launch(
-    engine: str, workers: int, at: Path, given: dict[str, Any], *arguments: Any, network: hr.Network | None = None
-) -> list[float]:
-    """Trains in workers of an engine, or in those of torchrun; the weights that are left in worker 0."""
-    if engine in ("processes", "torchrun"):  # from a process that forks them
-        with start(merges.launched, at, engine, workers, at, given, *arguments, limit_s=90) as child:
+def forked(function: str, *arguments: Any) -> None:
+    """Calls a function of this module in a process whose workers are forks."""
+    fork_workers()
+    globals()[function](*arguments)
+
+
+def call(engine: str, at: Path, function: Any, *arguments: Any) -> None:
+    """Calls a function that starts workers of an engine, from a process that may fork them if it has to."""
+    if engine in ("processes", "torchrun"):
+        with start(forked, at, function.__name__, *arguments, limit_s=90) as child:
             assert child.ending(90) == 0, child.output
-        weights: list[float] = json.loads((at / "weights").read_text())
-        return weights
-    strategy = merges.Merging(**given)
-    found: list[float] = hr.launch(
-        merges.trained, strategy, *arguments, workers=workers, engine=engine, network=network
-    )
-    return found
+    else:
+        function(*arguments)
 
 
 # --- what an exchange does --------------------------------------------------------------------------------
@@ -80,16 +79,6 @@ def test_a_spring_pulls_center_and_worker_by_the_same_amount() -> None:
     assert center[0].tolist() == worker[0].tolist() == [2.0, 4.0]
 
 
-def test_springs_conserve_the_sum_and_the_merge_of_dislib_does_not() -> None:
-    draw = torch.Generator().manual_seed(0)
-    for take_center in (False, True):
-        center, *workers = (torch.randn(7, generator=draw, dtype=torch.float64) for _ in range(4))
-        strategy, before = hr.Elastic(alpha=0.3, take_center=take_center), center + sum(workers)
-        for k in range(500):
-            strategy.merge([center], [workers[k * 7 % 3]])
-        assert (float((center + sum(workers) - before).abs().max()) < 1e-12) is not take_center
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [({"alpha": a}, "alpha=") for a in (0, -0.1, 1.5, float("nan"), True, "0.5")]
@@ -100,26 +89,19 @@ def test_settings_that_cannot_work_are_refused(given: Any, named: str) -> None:
         hr.Elastic(**given)
 
 
-@pytest.mark.parametrize("engine", NATIVE, indirect=True)
-@pytest.mark.parametrize(("every", "take_center"), [("2 steps", False), ("1 epoch", True)])
-def test_the_center_is_what_a_loop_by_hand_makes_of_the_recorded_order(
-    every: str, take_center: bool, engine: str, notes: Path
-) -> None:
-    check_by_hand(every, take_center, engine, notes)
+INTERVALS = [("2 steps", False), ("1 epoch", True), ("2 epochs", True), ("8 samples", True), ("end", False)]
 
 
-@pytest.mark.parametrize(("every", "take_center"), [("2 epochs", True), ("8 samples", True), ("end", False)])
-def test_other_intervals_are_those_of_a_loop_by_hand(every: str, take_center: bool, notes: Path) -> None:
-    check_by_hand(every, take_center, "local", notes)
-
-
-def check_by_hand(every: str, take_center: bool, engine: str, notes: Path) -> None:
-    given = {"every": every, "alpha": 0.5, "take_center": take_center}
-    found = launch(engine, 3, notes, given, network=UNEVEN[1] if engine == "local" else None)
-    torch.manual_seed(0)
-    expected = merges.by_hand(merges.Linear(), 3, take_center, 0.5)
-    torch.testing.assert_close(torch.tensor(found), expected, atol=5e-6, rtol=0)
-    assert merges.rows_merged(3) == sorted(2 * merges.data(72)[0].tolist()), "every row once an epoch"
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+def test_the_center_is_what_a_loop_by_hand_makes_of_the_recorded_order(engine: str, tmp_path: Path) -> None:
+    cases = INTERVALS if engine == "local" else INTERVALS[:2]
+    places = [tmp_path / every for every, _ in cases]
+    for place in places:
+        place.mkdir()
+    given = [{"every": every, "alpha": 0.5, "take_center": take} for every, take in cases]
+    call(engine, tmp_path, on_engine, engine, 3, [(str(at), g, {}, None) for at, g in zip(places, given, strict=True)])
+    for place, (_, take_center) in zip(places, cases, strict=True):
+        merges.check_by_hand(place, 3, take_center, 0.5)
 
 
 DIALECT = [
@@ -130,63 +112,54 @@ DIALECT = [
 ]
 
 
-def fit_of_dislib(at: str, engine: str, method: str, options: dict[str, int]) -> None:
-    """Trains by the dialect, whose center writes down what it merges, and writes down the weights."""
-    os.environ[merges.AT], elastic = at, dislib.Elastic
+def fit_by_dislib(at: str, engine: str) -> None:
+    """Trains by the dialect, whose center writes down what it merges; under torchrun, in each of its workers."""
+    if engine == "torchrun":
+        run_torchrun(["--standalone", "--nproc-per-node=2"], fit_by_dislib, at, "local")
+        return
+    elastic = dislib.Elastic
     dislib.Elastic = merges.Merging  # type: ignore[misc]
-    torch.manual_seed(0)
-    trainer = dislib.EncapsulatedFunctionsDistributedEddl(num_workers=2, engine=engine)
-    trainer.build(merges.Linear(), {"optimizer": "sgd", "lr": merges.RATE}, "soft_cross_entropy", "accuracy")
-    x, y = (part.numpy() for part in merges.data(72))
+    x, y = (part.numpy() for part in merges.data())
     try:
-        found = getattr(trainer, method)(np.split(x, 6), np.split(y, 6), 3, 2, **options)
+        for method, options in DIALECT:
+            merges.Merging.at = f"{at}/{method}"
+            trainer = dislib.EncapsulatedFunctionsDistributedEddl(num_workers=2, engine=engine)
+            model = merges.Linear(merges.Merging.at)
+            trainer.build(model, {"optimizer": "sgd", "lr": merges.RATE}, "soft_cross_entropy", "accuracy")
+            found = getattr(trainer, method)(np.split(x, 6), np.split(y, 6), 3, 2, **options)
+            weights = [number for array in found for number in array.flatten().tolist()]
+            if here().leader:
+                Path(merges.Merging.at, "weights").write_text(json.dumps(weights))
     finally:
         dislib.Elastic = elastic  # type: ignore[misc]
-    Path(at, "weights").write_text(json.dumps([number for array in found for number in array.flatten().tolist()]))
-
-
-def fork_fit_of_dislib(*arguments: Any) -> None:
-    fork_workers()
-    fit_of_dislib(*arguments)
 
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
-@pytest.mark.parametrize(("method", "options"), DIALECT)
 def test_the_asynchronous_fits_of_dislib_are_what_a_loop_by_hand_makes_of_the_recorded_order(
-    method: str, options: dict[str, int], engine: str, notes: Path
+    engine: str, tmp_path: Path
 ) -> None:
-    if engine == "processes":
-        with start(fork_fit_of_dislib, notes, notes, engine, method, options, limit_s=90) as child:
-            assert child.ending(90) == 0, child.output
-    else:
-        fit_of_dislib(str(notes), engine, method, options)
-    torch.manual_seed(0)
-    expected = merges.by_hand(merges.Linear(), 2, True, 0.5)
-    found = torch.tensor(json.loads((notes / "weights").read_text()))
-    torch.testing.assert_close(found, expected, atol=5e-6, rtol=0)
-    assert merges.rows_merged(2) == sorted(2 * merges.data(72)[0].tolist()), "every row once an epoch"
+    for method, _ in DIALECT:
+        (tmp_path / method).mkdir()
+    call(engine, tmp_path, fit_by_dislib, str(tmp_path), engine)
+    for method, _ in DIALECT:
+        merges.check_by_hand(tmp_path / method, 2, True, 0.5)
 
 
 # --- one training that goes on ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", NATIVE, indirect=True)
-def test_every_row_is_used_once_an_epoch_with_one_three_and_two_workers(
-    engine: str, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[list[float]] = []
-    before = 0
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+def test_every_row_is_used_once_an_epoch_with_one_three_and_two_workers(engine: str, tmp_path: Path) -> None:
+    found, before, run = list[list[float]](), 0, str(tmp_path / "run")
     for k, (workers, steps) in enumerate(((1, 5), (3, 4), (2, None))):
-        at, run = notes / str(k), str(notes / "run")
-        at.mkdir()
-        monkeypatch.setenv(merges.AT, str(at))
+        (at := tmp_path / str(k)).mkdir()
         given = {"every": "2 steps", "alpha": 0.5, "take_center": True, "lease": 8}
-        launch(engine, workers, at, given, 3, run, steps)
+        call(engine, at, on_engine, engine, workers, [(str(at), given, {"epochs": 3, "run": run}, steps)])
         after = merges.merges_saved(run)
         assert after > before, "the control: each of them has learnt something"
-        found += merges.rows_merged(workers, after - before)
+        found += merges.rows_merged(at, workers, after - before)
         before = after
-    assert sorted(found) == sorted(3 * merges.data(72)[0].tolist())
+    assert sorted(found) == sorted(3 * merges.data()[0].tolist())
 
 
 class Noisy(nn.Module):
@@ -206,9 +179,8 @@ def left_at(stop: int | None, run: str, strategy: hr.Strategy) -> tuple[dict[str
     x = torch.randn(96, 5, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
     model = Noisy()
-    schedule = hr.Cosine(warmup=0.2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options: Any = {"batch_size": 4, "schedule": schedule, "strategy": strategy}
+    options: Any = {"batch_size": 4, "schedule": hr.Cosine(warmup=0.2), "strategy": strategy}
     trainer = hr.Trainer(model, hr.MSE(), optimizer, **options)
     for info in trainer.steps((x, 2 * x[:, :1]), (x, 2 * x[:, :1]), epochs=3, run=run, progress=False):
         if here().leader and info.step == stop:
@@ -216,50 +188,34 @@ def left_at(stop: int | None, run: str, strategy: hr.Strategy) -> tuple[dict[str
     return dict(model.state_dict()), [dict(row) for row in trainer.history.rows]
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"every": "2 steps"},
-    {"every": "1 epoch"},
-    {"every": "3 steps", "alpha": 0.5, "take_center": True},
-    {"every": "end"},
+SETTINGS: list[tuple[dict[str, Any], hr.Network | None]] = [
+    ({"every": "2 steps"}, NETWORKS[2]),
+    ({"every": "1 epoch"}, NETWORKS[1]),
+    ({"every": "3 steps", "alpha": 0.5, "take_center": True}, None),
+    ({"every": "3 steps", "alpha": 0.5, "take_center": True}, NETWORKS[1]),
+    ({"every": "end"}, NETWORKS[2]),
 ]
 
 
-def go_on_from(stops: list[int], given: dict[str, Any], network: hr.Network | None, at: Path) -> None:
-    """Raises unless virtual workers that are left at these updates, one after the other, come to the same bits."""
-
-    def run(stop: int | None, name: str) -> Any:
-        return hr.launch(left_at, stop, str(at / name), hr.Elastic(**given), workers=3, network=network)
-
-    weights, history = run(None, "undisturbed")
-    name = "-".join(map(str, stops))
-    for stop in stops:
-        run(stop, name)
-    found, rows = run(None, name)
-    assert rows == history
-    assert [key for key, value in weights.items() if not torch.equal(value, found[key])] == []
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "network"), sampled(itertools.product(SETTINGS, UNEVEN), keep=[(SETTINGS[0], UNEVEN[2])], of=3), ids=str
-)
-def test_virtual_workers_that_are_left_at_an_update_go_on_to_the_bit(
-    given: dict[str, Any], network: hr.Network | None, tmp_path: Path
-) -> None:
-    go_on_from([1, 7, 13], given, network, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("given", "network"), [*itertools.product(SETTINGS, UNEVEN)], ids=str)
+@pytest.mark.parametrize(("given", "network"), SETTINGS, ids=str)
 def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(
     given: dict[str, Any], network: hr.Network | None, tmp_path: Path
 ) -> None:
-    for stop in range(2, 30, 3):
-        go_on_from([stop], given, network, tmp_path / str(stop))
+    def run(stop: int | None, name: str) -> Any:
+        return hr.launch(left_at, stop, str(tmp_path / name), hr.Elastic(**given), workers=3, network=network)
+
+    weights, history = run(None, "undisturbed")
+    for stops in ([1, 7, 13], *([stop] for stop in range(2, 30, 3))):
+        name = "-".join(map(str, stops))
+        for stop in stops:
+            run(stop, name)
+        found, rows = run(None, name)
+        assert rows == history, stops
+        assert [key for key, value in weights.items() if not torch.equal(value, found[key])] == [], stops
 
 
-# --- workers that do not come ---------------------------------------------------------------------------------
+# --- workers that do not come -----------------------------------------------------------------------------
 
 
 class Impatient(Null):
@@ -284,31 +240,6 @@ def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_w
         wait()
 
 
-def trained_until_killed(strategy: hr.Strategy) -> None:
-    model = merges.Linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, strategy=strategy)
-    for info in trainer.steps(merges.data(72), epochs=100, progress=False):
-        if here().shard.index == 1 and info.step == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lose_a_worker(at: str) -> None:
-    os.environ[merges.AT] = at
-    fork_workers()
-    with pytest.raises(hr.WorkerError, match=r"worker 1 .*was killed"):
-        hr.launch(trained_until_killed, hr.Elastic("2 steps"), workers=3, engine="processes")
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_ends_all_others_with_an_error_that_names_it(tmp_path: Path) -> None:
-    with start(lose_a_worker, tmp_path, tmp_path, limit_s=60) as child:
-        assert child.ending(60) == 0, child.output
-
-
-# --- a strategy of one's own ------------------------------------------------------------------------------
-
-
 class Slow(hr.Centered):
     """The center moves a tenth of the way to each worker, which then begins with it."""
 
@@ -322,19 +253,28 @@ class Failing(hr.Centered):
         raise ValueError("no merge today")
 
 
-def own_strategies(at: str, engine: str) -> None:
-    os.environ[merges.AT] = at
-    if engine == "processes":
-        fork_workers()
-    found = hr.launch(merges.trained, Slow("2 steps"), workers=2, engine=engine)
+def trained(strategy: hr.Strategy, kills: bool = False) -> float:
+    """How far a training moves the weights; perhaps worker 1 is killed in it."""
     torch.manual_seed(0)
-    assert not torch.allclose(torch.tensor(found), torch.tensor(merges.flat(merges.Linear())), atol=1e-3)
+    model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, strategy=strategy)
+    for info in trainer.steps(merges.data(), epochs=100 if kills else 2, progress=False):
+        if kills and here().shard.index == 1 and info.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return float((model.weight.detach() - before).abs().max())
+
+
+def own_strategies(engine: str) -> None:
+    assert hr.launch(trained, Slow("2 steps"), workers=2, engine=engine) > 1e-3
     with pytest.raises((hr.WorkerError, ValueError), match="no merge today"):
-        hr.launch(merges.trained, Failing("2 steps"), workers=2, engine=engine)
+        hr.launch(trained, Failing("2 steps"), workers=2, engine=engine)
+    if engine == "processes":
+        with pytest.raises(hr.WorkerError, match=r"worker 1 .*was killed"):
+            hr.launch(trained, hr.Elastic("2 steps"), True, workers=3, engine=engine)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", "processes"])
-def test_a_strategy_with_a_center_is_one_method(engine: str, tmp_path: Path) -> None:
-    with start(own_strategies, tmp_path, tmp_path, engine, limit_s=90) as child:
-        assert child.ending(90) == 0, child.output
+@pytest.mark.parametrize("engine", ENGINES[:2], indirect=True)
+def test_a_strategy_is_one_method_and_who_fails_or_is_killed_in_it_ends_all(engine: str, tmp_path: Path) -> None:
+    call(engine, tmp_path, own_strategies, engine)

@@ -57,9 +57,14 @@ def train(data: Any, strategy: hr.Strategy | None, size: int | None = None, **fi
     }
 
 
-@pytest.mark.parametrize("make", [loader, listed, lengths])
-@pytest.mark.parametrize("strategy", [hr.Periodic("2 steps"), hr.DiLoCo("3 steps"), hr.BlockMomentum("1 step")])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("make", "strategy", "workers"),
+    [
+        (loader, hr.Periodic("2 steps"), 2),
+        (listed, hr.DiLoCo("3 steps"), 3),
+        (lengths, hr.BlockMomentum("1 step"), 3),
+    ],
+)
 def test_each_worker_updates_with_whole_batches_of_a_loader_as_of_a_dataset(
     make: Any, strategy: hr.Strategy, workers: int
 ) -> None:
@@ -80,7 +85,7 @@ def test_batches_that_are_left_at_the_end_of_an_epoch_are_used_once(make: Any) -
     assert found["samples"] == [14 * SIZE, 28 * SIZE]
 
 
-@pytest.mark.parametrize("step", [2, 5, 7])
+@pytest.mark.parametrize("step", [2, 5])
 def test_a_run_goes_on_with_the_next_whole_batches(step: int, tmp_path: Path) -> None:
     at = {"run": str(tmp_path / "run")}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kit.sampled import sampled
-from kit.worker_cases import BATCH, EPOCHS, EXACT, ROWS, UPDATES, Found, Options, apart, columns, run, sgd
+from kit.worker_trainings import BATCH, EPOCHS, EXACT, FEATURES, ROWS, UPDATES, Found, Options, apart, columns, run, sgd
 from torch import Tensor, nn
 
 import headrace as hr
@@ -32,7 +32,7 @@ class Counted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(5, 3)
+        self.inner = nn.Linear(FEATURES, 3)
         self.register_buffer("seen", torch.zeros(ROWS))
 
     def forward(self, x: Tensor, row: Tensor) -> Tensor:

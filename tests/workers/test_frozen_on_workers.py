@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.worker_trainings import columns, make
 from torch import Tensor, nn
 
 import headrace as hr
@@ -80,25 +81,12 @@ def test_a_layer_that_was_frozen_is_trained_again_as_with_one_worker(
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
-class Gated(nn.Module):
-    """Has a parameter that only some rows reach, and whole parts of a batch do not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out, self.rare = nn.Linear(4, 2), nn.Linear(4, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(x)
-        return found + self.rare(x) if bool((x[:, 0] > 1.5).any()) else found
-
-
 def gated() -> list[Any]:
     """The weights of all workers."""
-    torch.manual_seed(0)
-    model = Gated().double()
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), 0.01), batch_size=6)
+    trainer = make("rare, adam", batch_size=6)
+    model: Any = trainer.model
     before = model.rare.weight.detach().clone()
-    trainer.fit((X.double(), Y), epochs=2, progress=False)
+    trainer.fit(columns(), epochs=2, progress=False)
     assert not torch.equal(before, model.rare.weight)
     return here().all_gather(model.rare.weight.detach())
 

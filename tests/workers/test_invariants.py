@@ -8,26 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from kit import worker_cases
 from kit.forked import start
 from kit.sampled import sampled
 from kit.torch_workers import fork_workers
-from kit.worker_cases import (
+from kit.worker_trainings import (
+    ALIKE,
     BATCH,
-    CASES,
     EXACT,
+    UPDATES,
     CutError,
     Found,
     Options,
     Share,
     apart,
-    check_subset,
     run,
     sgd,
+    train,
 )
 
 import headrace as hr
 from headrace.engines.network import Network
+from headrace.workers.here import here
 
 Make = Callable[[], hr.Strategy]
 PLAIN: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
@@ -47,10 +48,7 @@ def in_rounds(workers: int, strategy: hr.Strategy, name: str = "plain", batch: i
     return run(workers, name, strategy, batch_size=batch // workers, **options)
 
 
-# --- 1: synchronous workers are one worker ----------------------------------------------------------------
-
-
-ALIKE = [name for name in CASES if name != "noisy"]
+# --- synchronous workers are one worker -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sampled(ALIKE, keep=["plain", "all three", "rare", "two optimizers"], of=5))
@@ -63,23 +61,13 @@ def test_any_number_of_workers_trains_as_one_does(name: str) -> None:
         assert [row["step"] for row in several["history"]] == [row["step"] for row in one["history"]]
 
 
-def test_the_cases_are_not_all_the_same() -> None:
-    one = run(1, "plain")
+def test_other_cases_and_a_batch_per_worker_train_otherwise() -> None:
+    """The negative control."""
+    one = run(1)
     others = ("class weights", "row weights", "ignored", "all three", "prior", "clipped", "clipped by value", "frozen")
     for other in others:
         assert apart(one, run(1, other)) > 1e-3, other
-
-
-def test_workers_that_weigh_alike_whatever_their_rows_are_would_train_otherwise() -> None:
-    one = run(1, "plain", batch_size=10, **PLAIN)
-    mean = in_rounds(5, hr.Periodic("1 step"), batch=10, **PLAIN)
-    unweighted = in_rounds(5, hr.Periodic("1 step", weights="equal"), batch=10, **PLAIN)
-    assert apart(one, mean) < EXACT
-    assert apart(one, unweighted) > 1e-4
-
-
-def test_a_batch_per_worker_would_train_otherwise() -> None:
-    assert apart(run(1, "plain"), run(3, "plain", batch_size=3 * BATCH)) > 1e-4
+    assert apart(one, run(3, batch_size=3 * BATCH)) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -91,8 +79,8 @@ def test_scores_and_predictions_are_those_of_one_worker_in_the_order_of_the_rows
     workers: int, names: list[str]
 ) -> None:
     metrics = {**{name: name for name in names}, "share": Share()}
-    one = run(1, "plain", fit={"val": 17, "predict": 9, "validate_every": "3 steps"}, metrics=metrics)
-    several = run(workers, "plain", fit={"val": 17, "predict": 9, "validate_every": "3 steps"}, metrics=metrics)
+    one = run(1, fit={"val": 17, "predict": 9, "validate_every": "3 steps"}, metrics=metrics)
+    several = run(workers, fit={"val": 17, "predict": 9, "validate_every": "3 steps"}, metrics=metrics)
     for mine, theirs in zip([*one["history"], one["scores"]], [*several["history"], several["scores"]], strict=True):
         assert mine.keys() == theirs.keys()
         for name, value in mine.items():
@@ -105,8 +93,7 @@ def test_scores_and_predictions_are_those_of_one_worker_in_the_order_of_the_rows
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_there_may_be_more_workers_than_rows(rows: int) -> None:
-    one = run(1, "plain", fit={"rows": rows, "val": 1, "predict": 1})
-    several = run(5, "plain", fit={"rows": rows, "val": 1, "predict": 1})
+    one, several = (run(workers, fit={"rows": rows, "val": 1, "predict": 1}) for workers in (1, 5))
     assert apart(one, several) < EXACT
     assert several["predicted"].shape == (1, 3)
 
@@ -116,8 +103,8 @@ def test_what_was_measured_so_far_survives_another_number_of_workers(tmp_path: P
     at: Options = {"run": hr.Run(str(tmp_path / "run"), every="2 steps")}
     metrics = {"accuracy": "accuracy"}
     with pytest.raises(CutError):
-        run(5, "plain", fit={**at, "cut": 7}, metrics=metrics)
-    several, one = run(2, "plain", fit=at, metrics=metrics), run(1, "plain", metrics=metrics)
+        run(5, fit={**at, "cut": 7}, metrics=metrics)
+    several, one = run(2, fit=at, metrics=metrics), run(1, metrics=metrics)
     assert several["resumed"] == 6
     for mine, theirs in zip(one["history"], several["history"], strict=True):
         assert theirs == {key: pytest.approx(value, abs=EXACT) for key, value in mine.items()}
@@ -130,33 +117,26 @@ def test_what_all_workers_have_measured_survives_another_strategy(workers: int, 
     metrics = ["confusion"]
     with pytest.raises(CutError):
         in_rounds(3, hr.Periodic("1 step"), fit={**at, "cut": 2}, metrics=metrics)
-    found = run(workers, "plain", fit={"run": replace(at["run"], override=True)}, metrics=metrics)
+    found = run(workers, fit={"run": replace(at["run"], override=True)}, metrics=metrics)
     assert found["resumed"] > 0
     counted = [sum(map(sum, row["train/confusion"])) for row in found["history"]]
     assert len(set(counted)) == 1, "every epoch has the same rows"
 
 
-# --- 2, 3, 4: rounds --------------------------------------------------------------------------------------
+# --- rounds -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, 3, 6])
-def test_averaging_after_every_step_is_synchronous_for_sgd(workers: int) -> None:
-    assert apart(run(1, **PLAIN), in_rounds(workers, hr.Periodic("1 step"), **PLAIN)) < EXACT
+def test_averaging_after_every_step_by_rows_is_synchronous_for_sgd() -> None:
+    one, even = run(1, **PLAIN), {"rows": 36}  # shares of 7 rows are not alike
+    for workers in (2, 3, 6):
+        assert apart(one, in_rounds(workers, hr.Periodic("1 step"), **PLAIN)) < EXACT
+    assert apart(one, in_rounds(6, hr.Periodic("1 step", weights="equal"), **PLAIN)) > 1e-4
+    assert apart(run(1, fit=even), in_rounds(3, hr.Periodic("1 step"), fit=even)) < EXACT, "with momentum"
+    assert apart(run(1), in_rounds(2, hr.Periodic("1 step"))) > EXACT
+    assert apart(run(1, "adam", fit=even), in_rounds(3, hr.Periodic("1 step"), "adam", fit=even)) > 1e-4
 
 
-def test_averaging_after_every_step_is_synchronous_with_momentum_where_shares_are_alike() -> None:
-    rows = {"rows": 36}
-    assert apart(run(1, fit=rows), in_rounds(3, hr.Periodic("1 step"), fit=rows)) < EXACT
-    assert apart(run(1), in_rounds(2, hr.Periodic("1 step"))) > EXACT, "shares of 7 rows are not alike"
-
-
-def test_averaging_after_every_step_is_not_synchronous_for_adam() -> None:
-    rows = {"rows": 36}
-    assert apart(run(1, "adam", fit=rows), in_rounds(3, hr.Periodic("1 step"), "adam", fit=rows)) > 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every", sampled(["1 step", "3 steps", "30 samples", "1 epoch"], keep=["3 steps"], of=3))
+@pytest.mark.parametrize("every", ["3 steps", pytest.param("30 samples", marks=pytest.mark.slow)])
 def test_without_momentum_all_rounds_are_averages(every: str) -> None:
     mean = in_rounds(3, hr.Periodic(every), "adam")
     block = in_rounds(3, hr.BlockMomentum(every, momentum=0, reset_inner=False), "adam")
@@ -171,11 +151,7 @@ def test_averaging_alone_changes_no_bit(every: str) -> None:
     same(run(1, "noisy"), run(1, "noisy", hr.Periodic(every)))
 
 
-# --- 10, 11: to go on, to the bit -------------------------------------------------------------------------
-
-
-def outer(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.7, momentum=0.9)
+# --- to go on, to the bit ---------------------------------------------------------------------------------
 
 
 STRATEGIES: dict[str, Make] = {
@@ -183,7 +159,7 @@ STRATEGIES: dict[str, Make] = {
     "periodic": lambda: hr.Periodic("3 steps"),
     "periodic, epochs": hr.Periodic,
     "periodic, once": lambda: hr.Periodic("end"),
-    "periodic, outer": lambda: hr.Periodic("2 steps", outer=outer),
+    "periodic, outer": lambda: hr.Periodic("2 steps", outer=lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9)),
     "block momentum": lambda: hr.BlockMomentum("3 steps", nesterov=True),
     "block momentum, kept": lambda: hr.BlockMomentum("2 steps", reset_inner=False),
     "DiLoCo": lambda: hr.DiLoCo("3 steps"),
@@ -196,7 +172,7 @@ UNEVEN: Options = {"rows_per_s": 100.0, "speeds": {1: 0.6}, "bandwidth": "1 Mbit
 
 def noisy(name: str, workers: int, **fit: Any) -> Found:
     """With dropout, buffers, metrics and validations in mid-epoch."""
-    batch = BATCH if name.startswith("synchronous") else BATCH // workers
+    batch = BATCH if name == "synchronous" else BATCH // workers
     fit = {"val": 9, "validate_every": "3 steps", "log_every": "2 steps", **fit}
     network, metrics = Network(**UNEVEN), {"accuracy": "accuracy"}
     return run(workers, "noisy", STRATEGIES[name](), fit=fit, network=network, metrics=metrics, batch_size=batch)
@@ -213,11 +189,8 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
     same(whole, resumed)
 
 
-CORE = ["DiLoCo", "block momentum, kept", "elastic"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(STRATEGIES, keep=CORE, of=6))
+@pytest.mark.parametrize("name", sampled(STRATEGIES, keep=["DiLoCo", "block momentum, kept", "elastic"], of=6))
 def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
     cut_and_resumed(name, 2, 5 if "elastic" not in name else 4, tmp_path / "run")
 
@@ -231,32 +204,56 @@ def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic"], keep=["DiLoCo"], of=3))
-def test_checkpoints_change_no_bit(name: str, tmp_path: Path) -> None:
-    same(noisy(name, 3), noisy(name, 3, run=hr.Run(str(tmp_path / "run"), every="2 steps")))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(["synchronous", "DiLoCo", "elastic"], keep=["elastic"], of=2))
-def test_the_same_training_twice_is_the_same_and_another_number_of_workers_is_not(name: str) -> None:
-    same(noisy(name, 2), noisy(name, 2))
-    assert apart(noisy(name, 2), noisy(name, 3)) > 1e-6
+@pytest.mark.parametrize("name", ["DiLoCo", "elastic"])
+def test_the_same_training_twice_is_the_same_with_checkpoints_too_and_other_workers_make_another(
+    name: str, tmp_path: Path
+) -> None:
+    whole = noisy(name, 2)
+    same(whole, noisy(name, 2))
+    same(whole, noisy(name, 2, run=hr.Run(str(tmp_path / "run"), every="2 steps")))
+    assert apart(whole, noisy(name, 3)) > 1e-6
 
 
 # --- the same on real workers -----------------------------------------------------------------------------
 
+ROUNDS: Options = {"batch_size": BATCH // 2}
+SUBSET: dict[str, tuple[str, hr.Strategy | None, Options, Options]] = {
+    "synchronous": ("all three", None, {"val": 9}, {}),
+    "scored": ("plain", None, {"val": 9, "predict": 3}, {"metrics": {"share": Share()}}),
+    "every step": ("adam", hr.Periodic("1 step"), {}, ROUNDS),
+    "whole": ("noisy", hr.DiLoCo("3 steps"), {"steps": 2 * UPDATES}, ROUNDS),
+    "cut": ("noisy", hr.DiLoCo("3 steps"), {"steps": 4}, ROUNDS),
+    "resumed": ("noisy", hr.DiLoCo("3 steps"), {"steps": 2 * UPDATES}, ROUNDS),
+}
 
-OWN = {"share": Share()}
+
+def subset(at: str) -> dict[str, Found]:
+    """In a worker of any engine: a few trainings, one after another."""
+    in_run = {"run": f"{at}-{here().count}"}
+    return {
+        what: train(name, strategy, fit | (in_run if what in ("cut", "resumed") else {}), dict(settings))
+        for what, (name, strategy, fit, settings) in SUBSET.items()
+    }
 
 
 def two_processes(at: str) -> None:
     fork_workers()
-    found = hr.launch(worker_cases.subset, f"{at}/run", OWN, workers=2, engine="processes", timeout_s=60.0)
-    torch.save(found, f"{at}/found")
+    torch.save(hr.launch(subset, f"{at}/run", workers=2, engine="processes", timeout_s=60.0), f"{at}/found")
 
 
 @pytest.mark.slow
 def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
     with start(two_processes, tmp_path, tmp_path) as child:
         assert child.ending() == 0, child.output
-    check_subset(torch.load(tmp_path / "found", weights_only=False), tmp_path, OWN)
+    found = torch.load(tmp_path / "found", weights_only=False)
+    one, virtual = (hr.launch(subset, str(tmp_path / name), workers=k) for name, k in (("one", 1), ("two", 2)))
+    for name in SUBSET:
+        assert apart(virtual[name], found[name]) < 1e-6, name
+        assert found[name]["losses"] == pytest.approx(virtual[name]["losses"], abs=1e-6)
+    for name in ("synchronous", "scored"):
+        assert apart(one[name], found[name]) < EXACT, name
+    assert torch.allclose(one["scored"]["predicted"], found["scored"]["predicted"], rtol=0, atol=EXACT)
+    assert found["scored"]["scores"]["val/share"] == one["scored"]["scores"]["val/share"]
+    assert found["resumed"]["resumed"] == 4
+    assert found["whole"]["losses"][4:] == found["resumed"]["losses"]
+    assert apart(found["whole"], found["resumed"]) == 0.0

@@ -1,205 +1,116 @@
 """Workers that fail, are killed, stopped or hang: all others end soon, and say who it was, where, and why."""
 
-import ctypes
 import itertools
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from kit.forked import Child, start, tell
+from kit.forked import start, tell
 from kit.sampled import sampled
 from kit.sockets import free_port
-from kit.torch_workers import be_worker, hangs, is_killed, is_stopped, over_gloo
+from kit.torch_workers import SOON_S, TIMEOUT_S, be_worker, over_gloo, steps, times
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace.errors import WorkerError
 from headrace.workers.here import here
 
-TIMEOUT_S = 4.0
-SOON_S = 5.0
 COUNT = 3
-STEPS = 30
-
-# --- what happens in worker `bad` at step 5 ----------------------------------------------------------------
-
-
-def raises() -> None:
-    raise ValueError("row 17 is not in the archive")
-
-
-def hangs_deaf() -> None:
-    """In a call that no signal interrupts: it locks what it has locked."""
-    mutex = ctypes.create_string_buffer(64)
-    for _ in range(2):
-        ctypes.CDLL(None).pthread_mutex_lock(mutex)
-
-
-def leaves() -> None:
-    sys.exit(0)
-
-
-WAYS = {way.__name__: way for way in (raises, is_killed, is_stopped, hangs, hangs_deaf, leaves)}
 
 
 def trains(index: int, port: int, gloo: bool, bad: int, how: str) -> None:
-    """Steps as a training makes them."""
+    """A worker without a `launch`."""
     be_worker(index, COUNT, port, TIMEOUT_S)
     if gloo:
         over_gloo()
-    comm = here()
     try:
-        for step in range(STEPS):
-            comm.at(step, "reading data")
-            if step == 5 and how:
-                comm.gather(None)
-                tell(f"{'acts' if index == bad else 'waits'} {time.monotonic()}")
-                if index == bad:
-                    WAYS[how]()
-            comm.at(step, "reducing")
-            comm.all_reduce(torch.ones(1000))
-    except WorkerError as error:
-        tell(f"lost {time.monotonic()} {error}")
-        comm.report_error(error)
-        sys.exit(3)
-    except ValueError as error:
-        comm.report_error(error)
-        sys.exit(4)
+        steps(how, bad)
+    except (WorkerError, ValueError) as error:
+        here().report_error(error)
+        sys.exit(3 if isinstance(error, WorkerError) else 4)
 
 
-class Ended:
-    """How long after the fault each of the others had ended, what it said of it, and how long they had waited."""
-
-    def __init__(self, children: list[Child], bad: int) -> None:
-        acts_s = float(children[bad].until("acts"))
-        self.says: dict[int, str] = {}
-        self.after_s: dict[int, float] = {}
-        self._told: list[str] = []
-        for index, child in enumerate(children):
-            if index != bad:
-                self.says[index] = child.until("lost").split(" ", 1)[1]
-                assert child.code() == 3, child.output
-                self.after_s[index] = time.monotonic() - acts_s
-                self._told += child.told
-
-    @property
-    def waited_s(self) -> float:
-        """From where the first of them began to wait to where the first of them gave up."""
-        return min(self._times("lost")) - min(self._times("waits"))
-
-    def _times(self, what: str) -> list[float]:
-        return [float(line.split()[1]) for line in self._told if line.startswith(what)]
-
-
-@contextmanager
-def training(at: Path, gloo: bool, bad: int, how: str) -> Iterator[list[Child]]:
-    port = free_port()
-    with ExitStack() as stack:
-        yield [stack.enter_context(start(trains, at, k, port, gloo, bad, how)) for k in range(COUNT)]
-
-
-EVERY = pytest.mark.parametrize(
-    ("gloo", "bad"),
-    [
-        pytest.param(False, 0, id="one-host-0"),
-        pytest.param(True, 1, id="several-hosts-1"),
-        pytest.param(False, 1, id="one-host-1", marks=pytest.mark.slow),
-        pytest.param(True, 0, id="several-hosts-0", marks=pytest.mark.slow),
-    ],
-)
-
-
-@pytest.mark.slow
-@EVERY
-def test_an_error_ends_all_others_which_name_worker_step_and_cause(tmp_path: Path, gloo: bool, bad: int) -> None:
-    with training(tmp_path, gloo, bad, "raises") as children:
-        ended = Ended(children, bad)
-        assert children[bad].code() == 4
-    told = f"worker {bad} failed at step 5: ValueError: row 17 is not in the archive"
-    assert set(ended.says.values()) == {told}
-    assert max(ended.after_s.values()) < SOON_S
-
-
-@EVERY
-def test_a_killed_worker_ends_all_others(tmp_path: Path, gloo: bool, bad: int) -> None:
-    with training(tmp_path, gloo, bad, "is_killed") as children:
-        ended = Ended(children, bad)
-        assert children[bad].code() == -signal.SIGKILL
-    for says in ended.says.values():
-        assert re.match(rf"worker {bad} was lost at step [45].*: it was killed, or its machine is gone\.$", says), says
-    assert max(ended.after_s.values()) < SOON_S
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("gloo", "bad"),
+    ("how", "bad", "gloo", "code", "text"),
     [
-        pytest.param(True, 1, id="several-hosts-1"),
-        pytest.param(False, 0, id="one-host-0", marks=pytest.mark.slow),
-        pytest.param(False, 1, id="one-host-1", marks=pytest.mark.slow),
-        pytest.param(True, 0, id="several-hosts-0", marks=pytest.mark.slow),
+        ("is_killed", 1, False, -signal.SIGKILL, r"worker 1 was lost at step [45].*: it was killed, or its machine is"),
+        pytest.param(
+            *(
+                "is_killed",
+                0,
+                True,
+                -signal.SIGKILL,
+                r"worker 0 was lost at step [45].*: it was killed, or its machine",
+            ),
+            marks=pytest.mark.slow,
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("raises", 1, True, 4, r"worker 1 failed at step 5: ValueError: row 17 is not in the archive$"),
+                ("raises", 0, False, 4, r"worker 0 failed at step 5: ValueError: row 17 is not in the archive$"),
+                ("ends", 1, False, 0, r"worker 1 ended at step 5 \(.*\)(, while worker . still needs it)?"),
+                ("ends", 1, True, 0, r"worker 1 ended at step 5 \(.*\)(, while worker . still needs it)?"),
+                (
+                    "is_stopped",
+                    1,
+                    True,
+                    3,
+                    r"worker 1 keeps the others waiting since step [45].*nothing has been heard",
+                ),
+                (
+                    "is_stopped",
+                    0,
+                    False,
+                    3,
+                    r"worker 0 keeps the others waiting since step [45].*nothing has been hear",
+                ),
+                (
+                    "hangs",
+                    0,
+                    True,
+                    3,
+                    r"worker 0 keeps the others waiting since step 5 \(reading data\), for more than 3",
+                ),
+                ("hangs_deaf", 1, False, 1, r"worker 1 keeps the others waiting since step 5 \(reading data\), for m"),
+            ]
+        ),
     ],
 )
-def test_a_stopped_worker_or_a_hung_source_ends_all_after_the_timeout_and_is_named(
-    tmp_path: Path, gloo: bool, bad: int
+def test_what_happens_to_one_worker_ends_all_others_who_name_it(
+    tmp_path: Path, how: str, bad: int, gloo: bool, code: int, text: str
 ) -> None:
-    """Two trainings, so that the timeout is waited for once: a worker of one is stopped, another of the other hangs."""
-    (tmp_path / "other").mkdir()
-    with (
-        training(tmp_path, gloo, bad, "is_stopped") as children,
-        training(tmp_path / "other", not gloo, 1 - bad, "hangs") as others,
-    ):
-        hung, stopped = Ended(others, 1 - bad), Ended(children, bad)
-        own = others[1 - bad].until("lost").split(" ", 1)[1]  # it is disturbed, and ends as the others do
-        assert others[1 - bad].code() == 3
-        children[bad].send(signal.SIGCONT)  # and whoever was stopped ends when it goes on
-        assert children[bad].code() == 3
-    for says in stopped.says.values():
-        assert re.match(
-            rf"worker {bad} keeps the others waiting since step [45].*nothing has been heard of it", says
-        ), says
-    told = f"worker {1 - bad} keeps the others waiting since step 5 (reading data), for more than {TIMEOUT_S:g} s. "
-    assert {own, *hung.says.values()} == {f"{told}If it may take longer, raise timeout_s."}
-    for ended in (hung, stopped):
-        assert ended.waited_s > TIMEOUT_S
-        assert max(ended.after_s.values()) < TIMEOUT_S + SOON_S
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gloo", [False, True], ids=["one-host", "several-hosts"])
-def test_a_worker_that_nothing_interrupts_is_ended(tmp_path: Path, gloo: bool) -> None:
-    with training(tmp_path, gloo, 1, "hangs_deaf") as children:
-        Ended(children, 1)
-        assert children[1].code() == 1
-        ended_s = time.monotonic()
-        assert "headrace: worker 1 keeps the others waiting since step 5" in children[1].output
-        assert children[1].output.endswith("This worker ends.\n")
-    assert ended_s - float(children[1].told[0].removeprefix("acts ")) < TIMEOUT_S + 2 * SOON_S
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts", marks=pytest.mark.slow)]
-)
-def test_a_program_that_is_over_while_others_need_it_is_named(tmp_path: Path, gloo: bool) -> None:
-    with training(tmp_path, gloo, 1, "leaves") as children:
-        ended = Ended(children, 1)
-    for index, says in ended.says.items():
-        assert re.match(rf"worker 1 ended at step 5 \(.*\), while worker {index} still|worker 1 ended at", says), says
-    assert max(ended.after_s.values()) < SOON_S
+    """Whoever hangs is disturbed, or ended, after the timeout; whoever was stopped ends when it goes on."""
+    port, is_late = free_port(), how in ("is_stopped", "hangs", "hangs_deaf")
+    with ExitStack() as stack:
+        children = [stack.enter_context(start(trains, tmp_path, k, port, gloo, bad, how)) for k in range(COUNT)]
+        acts_s, waits_s, lost_s = float(children[bad].until("acts").split()[0]), list[float](), list[float]()
+        for child in [child for k, child in enumerate(children) if k != bad]:
+            says = child.until("lost").split(" ", 1)[1]
+            assert re.match(text, says), says
+            assert child.code() == 3, child.output
+            assert time.monotonic() - acts_s < SOON_S + TIMEOUT_S * is_late
+            waits_s += times(child.told, "waits")
+            lost_s += times(child.told, "lost")
+        assert not is_late or min(lost_s) - min(waits_s) > TIMEOUT_S, "nobody is given up before"
+        if how == "is_stopped":
+            children[bad].send(signal.SIGCONT)
+        assert children[bad].code() == code, children[bad].output
+        if how == "hangs_deaf":
+            assert children[bad].output.endswith("This worker ends.\n")
 
 
 def test_without_a_fault_nobody_says_anything(tmp_path: Path) -> None:
-    with training(tmp_path, False, -1, "") as children:
-        for child in children:
+    port = free_port()
+    with ExitStack() as stack:
+        for child in [stack.enter_context(start(trains, tmp_path, k, port, False, -1, "")) for k in range(COUNT)]:
             assert child.ending() == 0, child.output
-            assert child.told == []
+            assert [line.split()[0] for line in child.told] == ["pid"]
             assert child.output == ""
 
 

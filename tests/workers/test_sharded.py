@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from kit.forked import start
-from kit.sharded_models import BATCH, CLASSES, MODELS, Layers, adam, by_workers, data, distance, full, make, sgd
+from kit.sharded_models import BATCH, CLASSES, MODELS, Layers, adam, data, distance, full, in_workers, make, sgd
 from kit.sockets import free_port
 from torch import nn
 
@@ -47,8 +47,8 @@ def trained(kind: str, strategy: hr.Strategy) -> tuple[dict[str, Any], list[dict
     return full(trainer.model), history.rows, trainer.predict({"x": sets["x"][:17]})
 
 
-def are_equal() -> None:
-    for kind in MODELS:
+def are_equal(kinds: list[str]) -> None:
+    for kind in kinds:
         is_equal(kind)
 
 
@@ -64,15 +64,12 @@ def is_equal(kind: str) -> None:
         )
 
 
-def all_are_equal(workers: int) -> None:
-    by_workers(are_equal, workers=workers)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_sharded_training_is_that_of_workers_with_complete_models(workers: int, tmp_path: Path) -> None:
-    with start(all_are_equal, tmp_path, workers, limit_s=90) as child:
-        assert child.ending(90) == 0, child.output
+@pytest.mark.parametrize(("workers", "kinds"), [(2, [*MODELS]), (3, ["tied", "measuring"])], ids=str)
+def test_a_sharded_training_is_that_of_workers_with_complete_models(
+    workers: int, kinds: list[str], tmp_path: Path
+) -> None:
+    in_workers(are_equal, tmp_path, kinds, workers=workers)
 
 
 # --- rows that a worker does not have, and numbers that are not finite ------------------------------------
@@ -133,6 +130,7 @@ def refuses() -> None:
         loss = {key: hr.CrossEntropy() for key in optimizer} if isinstance(optimizer, dict) else hr.CrossEntropy()
         kind(model, loss, optimizer, strategy=hr.Sharded(*patterns), **settings)
 
+    sets = data("layers", 34)
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: hr.Sharded(params="int8"), "unknown params 'int8'"),  # type: ignore[arg-type]
         (lambda: hr.Sharded(replicas=0), "number of sharded copies"),
@@ -148,9 +146,6 @@ def refuses() -> None:
         (lambda: made(Layers(), tape=True), "Use no tape"),
         (lambda: made(Layers(), kind=Own), "Use an hr.Objective"),
         (lambda: make("layers", strategy=hr.Sharded(replicas=5)), "cannot be divided into 5 groups"),
-    ]
-    sets = data("layers", 34)
-    cases += [
         (lambda: make("layers").find_lr(sets), "a sharded one cannot be copied"),
         (lambda: make("layers").find_batch_size(sets), "a sharded one cannot be copied"),
     ]
@@ -268,36 +263,20 @@ def goes_on_with_one_copy(run: str) -> None:
     assert distance(full(trainer.model), full(expected.model)) <= 1e-5
 
 
-def changes_copies(run: str) -> None:
-    by_workers(has_two_copies, run, workers=4)
-    by_workers(goes_on_with_one_copy, run)
-
-
 @pytest.mark.slow
 def test_copies_of_a_sharded_model_write_one_checkpoint(tmp_path: Path) -> None:
-    with start(changes_copies, tmp_path, str(tmp_path / "run"), limit_s=60) as child:
-        assert child.ending(60) == 0, child.output
-
-
-ALIKE = [
-    meets_bad_rows,
-    has_few_rows,
-    refuses,
-    tunes_an_adapter,
-    begins_without_values,
-    computes_otherwise,
-]
+    in_workers(has_two_copies, tmp_path, str(tmp_path / "run"), workers=4)
+    in_workers(goes_on_with_one_copy, tmp_path, str(tmp_path / "run"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ALIKE, ids=lambda what: what.__name__)
+@pytest.mark.parametrize(
+    "what",
+    [meets_bad_rows, has_few_rows, refuses, tunes_an_adapter, begins_without_values, computes_otherwise],
+    ids=lambda what: what.__name__,
+)
 def test_workers_do_the_same(what: Callable[[], None], tmp_path: Path) -> None:
-    with start(run_in_workers, tmp_path, what.__name__, limit_s=90) as child:
-        assert child.ending(90) == 0, child.output
-
-
-def run_in_workers(name: str) -> None:
-    by_workers(globals()[name])
+    in_workers(what, tmp_path)
 
 
 FAILURES = {
@@ -311,9 +290,8 @@ FAILURES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_one_worker_meets_ends_all(name: str, tmp_path: Path) -> None:
-    with start(run_in_workers, tmp_path, name) as child:
-        assert child.ending() == 1
-        assert re.search(FAILURES[name], child.output), child.output
+    output = in_workers(globals()[name], tmp_path, code=1)
+    assert re.search(FAILURES[name], output), output
 
 
 @pytest.mark.slow

@@ -5,20 +5,20 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from kit.cli_parts import headrace
 from kit.forked import Child, start, tell
-from kit.sharded_models import MODELS, by_workers, data, distance, full, make
+from kit.sharded_models import MODELS, by_workers, data, distance, full, in_workers, make
 from kit.sockets import free_port
 from torch import Tensor
 
 import headrace as hr
 from headrace.errors import CorruptError
 from headrace.store.checkpoints import Store
+from headrace.store.shards import RowPart
 
 EPOCHS = 4
 State = dict[str, Tensor]
@@ -41,11 +41,6 @@ def as_group_of_one(port: int, kind: str, run: str, epochs: int) -> None:
     trains(kind, run, epochs)
 
 
-def goes_on_with_other_numbers(run: str) -> None:
-    for epochs, workers in enumerate((3, 2, 4), 1):
-        by_workers(trains, "tied", run, epochs, workers=workers)
-
-
 def store_of(run: Path) -> Store:
     return Store(run / "checkpoints", None)
 
@@ -53,8 +48,8 @@ def store_of(run: Path) -> Store:
 @pytest.mark.slow
 def test_a_run_goes_on_with_any_number_of_workers_and_without_shards(tmp_path: Path) -> None:
     run, other = tmp_path / "sharded", tmp_path / "alone"
-    with start(goes_on_with_other_numbers, tmp_path, str(run), limit_s=90) as child:
-        assert child.ending(90) == 0, child.output
+    for epochs, workers in enumerate((3, 2, 4), 1):
+        in_workers(trains, tmp_path, "tied", str(run), epochs, workers=workers)
     assert (store_of(run).at(21) / "shard-00003-optim.safetensors").is_file()
     with start(as_group_of_one, tmp_path, free_port(), "tied", str(run), 4) as child:
         assert child.ending() == 0, child.output
@@ -86,11 +81,6 @@ def test_as_many_workers_go_on_to_the_bit(kind: str, tmp_path: Path) -> None:
 # --- what reads a run, and goes on from one --------------------------------------------------------------------
 
 
-def makes_and_forks(run: str, fork: str) -> None:
-    by_workers(trains, "tied", run, 2)
-    by_workers(forks, run, fork)
-
-
 def forks(run: str, fork: str) -> None:
     trainer = make("tied")
     where = hr.Run(fork, parent=f"{run}@13")
@@ -102,8 +92,8 @@ def forks(run: str, fork: str) -> None:
 @pytest.mark.slow
 def test_what_reads_a_run_reads_a_sharded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, fork = tmp_path / "run", tmp_path / "fork"
-    with start(makes_and_forks, tmp_path, str(run), str(fork), limit_s=90) as child:
-        assert child.ending(90) == 0, child.output
+    in_workers(trains, tmp_path, "tied", str(run), 2)
+    in_workers(forks, tmp_path, str(run), str(fork))
     weights = {which: MODELS["tied"]() for which in ("read", "whole")}
     assert hr.load_weights(weights["read"], run, which="last") == 14
     assert [(each["run"], each["step"]) for each in hr.Record(fork).parents] == [(str(run), 13)]
@@ -126,25 +116,17 @@ def test_what_reads_a_run_reads_a_sharded_one(tmp_path: Path, capsys: pytest.Cap
     assert "shard-00001-model.safetensors" in capsys.readouterr().out
 
 
-# --- damage -- ----------------------------------------------------------------------------
-
-
-def makes_a_run(run: str) -> None:
-    by_workers(trains, "layers", run, 1)
-
-
-def goes_on(run: str) -> None:
-    by_workers(trains, "layers", run, 2)
+# --- damage ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_damaged_shard_is_noticed_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with start(makes_a_run, tmp_path, str(run)) as child:
-        assert child.ending() == 0, child.output
+    in_workers(trains, tmp_path, "layers", str(run), 1)
     store = store_of(run)
     assert store.verify(7).world == 2
-    parts = [store.load(7, lambda name: name == "model.safetensors", part).tensors for part in both_halves()]
+    halves = [RowPart(0, 2), RowPart(1, 2)]
+    parts = [store.load(7, lambda name: name == "model.safetensors", half).tensors for half in halves]
     complete = store.load(7).tensors["model.safetensors"]
     assert {n: torch.cat([p["model.safetensors"][n] for p in parts]).tolist() for n in complete} == {
         n: tensor.tolist() for n, tensor in complete.items()
@@ -155,16 +137,8 @@ def test_a_damaged_shard_is_noticed_and_the_checkpoint_before_it_used(tmp_path: 
     with pytest.raises(CorruptError, match=r"shard-00001-optim.safetensors is not what was written"):
         store.load(7)
     store.load(7, lambda name: name == "model.safetensors")  # which is sound
-    with start(goes_on, tmp_path, str(run)) as child:
-        assert child.ending() == 0, child.output
-        assert "going on from step 6" in child.output
+    assert "going on from step 6" in in_workers(trains, tmp_path, "layers", str(run), 2)
     assert hr.load_weights(MODELS["layers"](), run, which="last") == 14
-
-
-def both_halves() -> list[Any]:
-    from headrace.store.shards import RowPart
-
-    return [RowPart(0, 2), RowPart(1, 2)]
 
 
 def damage(file: Path) -> None:

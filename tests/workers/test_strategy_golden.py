@@ -1,10 +1,9 @@
 """Golden trajectories: toy weights after every update, for each strategy; they change only if a promise does.
 
-`python tests/workers/test_strategy_golden.py` writes them anew.
+`PYTHONPATH=tests python tests/workers/test_strategy_golden.py` writes them anew.
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from kit.bare_workers import Worker, together
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from headrace import BlockMomentum, DiLoCo, Elastic, Network, Periodic, Strategy, Synchronous, launch
-
-sys.path.append(str(Path(__file__).parents[1]))
-from kit.toy_workers import Worker, together
-
 import headrace as hr
+from headrace import BlockMomentum, DiLoCo, Elastic, Network, Periodic, Strategy, Synchronous, launch
 from headrace.workers.comm import Comm
 from headrace.workers.here import here
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit.worker_cases import EXACT, Found, apart, columns, make
+from kit.worker_trainings import EXACT, Found, apart, columns, make
 from torch import Tensor
 
 import headrace as hr

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.small import same, state
 from torch import Tensor, nn
 
 import headrace as hr
@@ -23,8 +24,6 @@ X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
 Y = X[:, :3].argmax(dim=1)
 BAD = BATCH * (BAD_STEP - 1) + SHARE * BAD_WORKER + 1  # a row of that worker's share of that step
 EVERYBODY = range(WORKERS)
-
-State = dict[str, Any]
 
 
 class Looks(nn.Module):
@@ -42,26 +41,12 @@ class Looks(nn.Module):
         return found
 
 
-class Before(hr.Callback):
-    """Notes the state of the trainer after every update."""
-
-    def __init__(self) -> None:
-        self.states: list[State] = []
-
-    def on_step_end(self, info: hr.Info) -> None:
-        self.states.append(state(info.trainer))
-
-
-def state(trainer: hr.Trainer) -> State:
-    return copy.deepcopy({"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()["state"]})
-
-
 class Seen:
-    """What has become of each worker."""
+    """What has become of each worker: the states after its updates, and at last; its error; what it has skipped."""
 
     def __init__(self) -> None:
-        self.states: dict[int, list[State]] = {}
-        self.at_last: dict[int, State] = {}
+        self.states: dict[int, list[Any]] = {k: [] for k in EVERYBODY}
+        self.at_last: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self.skipped: dict[int, int] = {}
         self.rows: list[dict[str, Any]] = []
@@ -70,144 +55,109 @@ class Seen:
         return self  # the workers write into the test's own
 
 
-def work(
-    seen: Seen, strategy: hr.Strategy, value: float, row: int, fit: dict[str, Any], settings: dict[str, Any]
-) -> None:
-    comm, model = here(), Looks()
-    x = X.clone()
+def work(seen: Seen, strategy: hr.Strategy, value: float, row: int, fit: Any, kept: list[int], settings: Any) -> None:
+    x, number = X.clone(), here().shard.index
     x[row, 1] = value
-    left_out = range(BATCH * (BAD_STEP - 1), BATCH * BAD_STEP) if settings.pop("left_out", False) else ()
-    kept = [k for k in range(ROWS) if k not in left_out]
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    size = BATCH if strategy.joint else SHARE
+    model = Looks()
     trainer = hr.Trainer(
-        model, hr.CrossEntropy(), optimizer, strategy=strategy, batch_size=size, order="none", **settings
+        model,
+        hr.CrossEntropy(),
+        torch.optim.Adam(model.parameters(), lr=0.02),
+        strategy=strategy,
+        batch_size=BATCH if strategy.joint else SHARE,
+        order="none",
+        **settings,
     )
-    before, number = Before(), comm.shard.index
+    note = hr.Lambda(on_step_end=lambda info: seen.states[number].append(state(info.trainer)))
     try:
-        history = trainer.fit((x[kept], Y[kept]), callbacks=[before], **{"epochs": 1, "progress": False} | fit)
+        history = trainer.fit((x[kept], Y[kept]), callbacks=[note], **{"epochs": 1, "progress": False} | fit)
+        if here().leader:
+            seen.rows = history.rows
     except BaseException as error:
         seen.errors[number] = error
         raise
-    else:
-        if comm.leader:
-            seen.rows = history.rows
     finally:
-        seen.states[number], seen.at_last[number] = before.states, state(trainer)
-        seen.skipped[number] = trainer.skipped
+        seen.at_last[number], seen.skipped[number] = state(trainer), trainer.skipped
 
 
-def train(strategy: hr.Strategy, value: float, row: int = BAD, fit: Any = None, **settings: Any) -> Seen:
+def train(strategy: hr.Strategy, value: float, row: int = BAD, fit: Any = None, kept: Any = None, **more: Any) -> Seen:
     seen = Seen()
-    hr.launch(work, seen, strategy, value, row, fit or {}, settings, workers=WORKERS)
+    rows = [*range(ROWS)] if kept is None else kept
+    hr.launch(work, seen, copy.deepcopy(strategy), value, row, fit or {}, rows, more, workers=WORKERS)
     return seen
 
 
 def fails(strategy: hr.Strategy, value: float, match: str, fit: Any = None) -> Seen:
     seen = Seen()
-    with pytest.raises((hr.NonFiniteError, WorkerError)) as caught:
-        hr.launch(work, seen, strategy, value, BAD, fit or {}, {}, workers=WORKERS)
-    assert isinstance(caught.value, hr.NonFiniteError), caught.value
-    assert re.search(match, str(caught.value)), caught.value
+    with pytest.raises(hr.NonFiniteError, match=match):
+        hr.launch(work, seen, copy.deepcopy(strategy), value, BAD, fit or {}, [*range(ROWS)], {}, workers=WORKERS)
     assert seen.errors.keys() == set(EVERYBODY)
     return seen
 
 
-def same(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
+def is_finite(found: Any) -> bool:
+    if isinstance(found, dict | list):
+        return all(map(is_finite, found.values() if isinstance(found, dict) else found))
+    return not isinstance(found, Tensor) or bool(found.isfinite().all())
 
 
-def is_finite(found: State) -> bool:
-    tensors = [*found["model"].values(), *(t for s in found["optimizer"].values() for t in s.values())]
-    return all(bool(torch.as_tensor(tensor).isfinite().all()) for tensor in tensors)
+def weights(found: Any) -> dict[str, Tensor]:
+    """Without what a worker measures of its own rows."""
+    return {name: tensor for name, tensor in found["model"].items() if "norm" not in name}
 
 
 CAUSES = {"a NaN in the data": (NAN, "cross_entropy' is nan"), "a buffer alone": (1e25, "buffer")}
+STRATEGIES = {
+    "synchronous": hr.Synchronous(),
+    "periodic": hr.Periodic("5 steps"),
+    "diloco": hr.DiLoCo("5 steps"),
+    "block momentum": hr.BlockMomentum("5 steps"),
+}
 
 
-# --- updates that all make together --------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("strategy", ["synchronous", "periodic"])
 @pytest.mark.parametrize("cause", CAUSES)
-def test_all_stop_at_the_same_step_and_nothing_of_it_stays_on_any_worker(cause: str) -> None:
+def test_all_end_by_the_error_which_leaves_nothing_behind(cause: str, strategy: str) -> None:
     value, told = CAUSES[cause]
-    seen = fails(hr.Synchronous(), value, rf"step {BAD_STEP} .*{told}")
+    seen, joint = fails(STRATEGIES[strategy], value, rf"step {BAD_STEP} .*{told}"), strategy == "synchronous"
+    assert joint or isinstance(seen.errors[BAD_WORKER], hr.NonFiniteError)
     for worker in EVERYBODY:
-        assert re.search(rf"step {BAD_STEP} .*{told}", str(seen.errors[worker]))  # its own, or worker 0's
-        assert len(seen.states[worker]) == BAD_STEP - 1
-        same(seen.at_last[worker], seen.states[worker][-1])
         assert is_finite(seen.at_last[worker])
-    for worker in EVERYBODY:
-        for name, weight in seen.at_last[0]["model"].items():
-            assert "running" in name or torch.equal(weight, seen.at_last[worker]["model"][name])
+        assert re.search(rf"step {BAD_STEP} .*{told}", str(seen.errors[worker]))
+        if joint or worker == BAD_WORKER:
+            assert len(seen.states[worker]) == BAD_STEP - 1
+            assert same(seen.at_last[worker], seen.states[worker][-1])
+        else:
+            assert isinstance(seen.errors[worker], WorkerError)
+            assert str(seen.errors[worker]).startswith(f"worker {BAD_WORKER} ")
+        assert not joint or same(weights(seen.at_last[0]), weights(seen.at_last[worker]))
 
 
+@pytest.mark.parametrize("strategy", [*STRATEGIES])
 @pytest.mark.parametrize("cause", CAUSES)
-def test_all_skip_the_same_update_count_it_and_go_on_as_if_it_had_never_been(cause: str) -> None:
-    seen = train(hr.Synchronous(), CAUSES[cause][0], nonfinite="skip")
-    assert seen.skipped == dict.fromkeys(EVERYBODY, 1)
+def test_those_who_made_the_update_skip_it_and_all_agree_in_the_end(cause: str, strategy: str) -> None:
+    seen, joint = train(STRATEGIES[strategy], CAUSES[cause][0], nonfinite="skip"), strategy == "synchronous"
+    assert seen.skipped == {worker: int(joint or worker == BAD_WORKER) for worker in EVERYBODY}
     for worker in EVERYBODY:
         states = seen.states[worker]
         assert len(states) == ROWS // BATCH
-        same(states[BAD_STEP - 1], states[BAD_STEP - 2])
-        for earlier, later in [(0, 1), (2, 3), (3, 4)]:
-            assert not torch.equal(*(states[k]["model"]["layers.0.weight"] for k in (earlier, later)))
-        assert all(map(is_finite, states))
-        same(states[-1]["optimizer"], seen.states[0][-1]["optimizer"])
-    without = train(hr.Synchronous(), 0.5, left_out=True)
-    for worker in EVERYBODY:
-        same(seen.states[worker][-1], without.states[worker][-1])
-    assert math.isclose(seen.rows[-1]["train/loss"], without.rows[-1]["train/loss"], rel_tol=1e-6)
+        assert is_finite(states)
+        for k in range(1, len(states)):
+            skipped = k == BAD_STEP - 1 and (joint or worker == BAD_WORKER)
+            assert same(weights(states[k - 1]), weights(states[k])) == skipped
+        assert same(weights(states[-1]), weights(seen.states[0][-1]))
+    if joint:
+        left = [k for k in range(ROWS) if k not in range(BATCH * (BAD_STEP - 1), BATCH * BAD_STEP)]
+        without = train(hr.Synchronous(), 0.5, kept=left)
+        assert all(same(seen.states[worker][-1], without.states[worker][-1]) for worker in EVERYBODY)
+        assert math.isclose(seen.rows[-1]["train/loss"], without.rows[-1]["train/loss"], rel_tol=1e-6)
 
 
-def test_a_row_of_another_worker_s_has_the_same_effect() -> None:
-    """What one worker finds is as good as what any other finds."""
+def test_a_row_of_another_worker_s_has_the_same_effect_and_without_one_nothing_is_skipped() -> None:
     found = [train(hr.Synchronous(), NAN, BAD + SHARE * k, nonfinite="skip").at_last[0] for k in (-1, 0, 1)]
-    weights = [{n: t for n, t in state["model"].items() if "norm" not in n} for state in found]
-    same(weights[0], weights[1])
-    same(weights[0], weights[2])
-
-
-def test_without_a_bad_row_nothing_is_skipped() -> None:
-    """The negative control."""
-    seen = train(hr.Synchronous(), 0.5, nonfinite="skip")
-    assert seen.skipped == dict.fromkeys(EVERYBODY, 0)
-    assert not torch.equal(*(seen.states[0][k]["model"]["layers.0.weight"] for k in (1, 2)))
-
-
-# --- updates of every worker's own ---------------------------------------------------------------------------
-
-ROUNDS = [lambda: hr.Periodic("5 steps"), lambda: hr.DiLoCo("5 steps"), lambda: hr.BlockMomentum("5 steps")]
-
-
-@pytest.mark.parametrize("cause", CAUSES)
-def test_one_worker_s_error_ends_all_and_its_own_weights_are_as_before_the_step(cause: str) -> None:
-    value, told = CAUSES[cause]
-    seen = fails(hr.Periodic("5 steps"), value, rf"step {BAD_STEP} .*{told}")
-    assert isinstance(seen.errors[BAD_WORKER], hr.NonFiniteError)
-    assert all(is_finite(seen.at_last[worker]) for worker in EVERYBODY)
-    same(seen.at_last[BAD_WORKER], seen.states[BAD_WORKER][-1])
-    assert len(seen.states[BAD_WORKER]) == BAD_STEP - 1
-    for worker in set(EVERYBODY) - {BAD_WORKER}:
-        assert re.search(rf"worker {BAD_WORKER} .*step {BAD_STEP} .*{told}", str(seen.errors[worker]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ROUNDS, ids=["periodic", "diloco", "block momentum"])
-@pytest.mark.parametrize("cause", CAUSES)
-def test_one_worker_skips_its_own_update_only_and_all_agree_in_the_end(cause: str, make: Any) -> None:
-    seen = train(make(), CAUSES[cause][0], nonfinite="skip")
-    assert seen.skipped == {worker: int(worker == BAD_WORKER) for worker in EVERYBODY}
-    for worker in EVERYBODY:
-        states = seen.states[worker]
-        assert len(states) == ROWS // BATCH
-        assert all(map(is_finite, states))
-        before, after = (states[k]["model"] for k in (BAD_STEP - 2, BAD_STEP - 1))
-        assert torch.equal(before["layers.0.weight"], after["layers.0.weight"]) == (worker == BAD_WORKER)
-        same(states[-1]["model"], seen.states[0][-1]["model"])  # the round has ended
-
-
-# --- in a run -------------------------------------------------------------------------------------------------
+    assert same(weights(found[0]), weights(found[1]))
+    assert same(weights(found[0]), weights(found[2]))
+    assert train(hr.Synchronous(), 0.5, nonfinite="skip").skipped == dict.fromkeys(EVERYBODY, 0)
 
 
 @pytest.mark.slow
@@ -216,13 +166,11 @@ def test_the_last_checkpoint_is_sound_and_the_training_goes_on_with_other_data(
     strategy: hr.Strategy, tmp_path: Path
 ) -> None:
     fit = {"run": hr.Run(tmp_path / "run", every="1 step")}
-    fails(copy.deepcopy(strategy), NAN, "cross_entropy' is nan", fit)
-    resumed = train(
-        copy.deepcopy(strategy), 0.5, fit={"run": replace(fit["run"], override=True)}
-    )  # corrected data are other data
-    whole = train(copy.deepcopy(strategy), 0.5)
+    fails(strategy, NAN, "cross_entropy' is nan", fit)
+    resumed = train(strategy, 0.5, fit={"run": replace(fit["run"], override=True)})  # corrected data are other data
+    whole = train(strategy, 0.5)
     assert len(resumed.states[0]) == len(whole.states[0]) - BAD_STEP + 1
-    assert all(map(is_finite, resumed.states[0]))
+    assert is_finite(resumed.states[0])
 
 
 def test_the_error_names_the_worker_whose_loss_is_not_finite() -> None:
@@ -250,7 +198,6 @@ def test_batch_normalisation_of_a_worker_s_single_row_is_told_as_that() -> None:
         trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH)
         trainer.fit((X[:rows], Y[:rows]), epochs=1, progress=False)
 
-    with pytest.raises(
-        hr.DataError, match=r"this batch, or the part of it in a microbatch or on a worker, has a single row"
-    ):
+    text = r"this batch, or the part of it in a microbatch or on a worker, has a single row"
+    with pytest.raises(hr.DataError, match=text):
         hr.launch(train, BATCH + 2, workers=2)

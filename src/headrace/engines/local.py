@@ -29,10 +29,7 @@ class SimComm(Comm):
         self.cluster, self._worker = cluster, worker
         self.shard = Shard(worker, cluster.count)
         self.timeout_s = cluster.timeout_s
-
-    @property
-    def memory(self) -> dict[int, list[Tensor]]:
-        return self.cluster.memory
+        self.memory, self.forms = cluster.memory, cluster.forms
 
     def open_center(self, center: Center | None) -> CenterClient:
         if center is not None:

@@ -188,10 +188,8 @@ def _devices(job: Job) -> list[str] | None:
                 "pass devices=[] to train on the CPU."
             )
         return None
-    if any(not 0 <= device < there for device in job.devices):
+    if any(device >= there for device in job.devices):
         raise ConfigError(f"devices={list(job.devices)}, on a machine with {there} accelerators.")
-    if job.devices and workers > len(job.devices):
-        raise ConfigError(f"{workers} workers for {len(job.devices)} devices: {list(job.devices)}. Each needs its own.")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(device) for device in range(there)]
     return [names[device] for device in job.devices]

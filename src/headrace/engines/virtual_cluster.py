@@ -22,6 +22,8 @@ class VirtualCluster:
         """The center's link, in each direction, and the one of collectives."""
         self.memory: dict[int, list[Tensor]] = {}
         """What workers keep within an update: they make theirs one after the other."""
+        self.forms: dict[Any, Any] = {}
+        """The forms of operations that the tapes of all workers have found: a search takes longer than an update."""
         self.timeout_s = timeout_s
         self.center: Any = None
         """The center of the training under way, if it has one."""

@@ -46,8 +46,9 @@ class Update:
         self.model, self.stand_ins = steps.model, steps.stand_ins
         self.guard, self.strategy = steps.guard, steps.strategy
         self.device = next(iter(arena.params)).device
-        memory = None if self.strategy.joint else self.strategy.comm.memory  # joint ones take turns within a pass
-        self.tapes = Tapes(steps.settings.tape, steps.model, objective, self.device, memory, arena)
+        comm = self.strategy.comm
+        memory = None if self.strategy.joint else comm.memory  # joint ones take turns within a pass
+        self.tapes = Tapes(steps.settings.tape, steps.model, objective, self.device, memory, comm.forms, arena)
         on_host = self.device.type == "cpu"
         self.draws = on_host or any(map(draws_random, steps.model.modules()))
         """Whether an update that is not made gives random numbers back; on a device, if it is known to draw some."""

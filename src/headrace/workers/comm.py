@@ -51,6 +51,10 @@ class Comm(ABC):
     """How long workers wait for each other."""
     overlaps = False
     """Whether a reduction that was begun goes on while the worker computes."""
+    memory: dict[int, list[Tensor]] | None = None
+    """Blocks by their size that workers use in turns, for what each keeps within an update; if they take turns."""
+    forms: dict[Any, Any] | None = None
+    """The forms of operations that the tapes of all workers have found; if they take turns."""
 
     @property
     def count(self) -> int:
@@ -61,11 +65,6 @@ class Comm(ABC):
     def leader(self) -> bool:
         """Whether this is worker 0, which alone writes, prints and reads the clock."""
         return self.shard.index == 0
-
-    @property
-    def memory(self) -> dict[int, list[Tensor]] | None:
-        """Blocks by their size that workers use in turns, for what each keeps within an update; if they take turns."""
-        return None
 
     def open_center(self, center: Center | None) -> CenterClient:
         """How this worker calls the center of a training, which worker 0 gives."""

@@ -30,9 +30,9 @@ _KEEPER_IS_GONE = "the process that started the workers is gone, or does not ans
 _TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that are reported
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerStatus:
-    """Where a worker stands, as it last wrote it into the store."""
+    """Where a worker stands, as its communicator notes it, and as it was last written into the store."""
 
     beat: int = 0
     step: int = 0
@@ -93,13 +93,12 @@ class Heartbeat:
     def __init__(
         self, store: Store, shard: Shard, timeout_s: float, keeper: int | None, nudge: Callable[[], None]
     ) -> None:
-        self.step, self.doing, self.calls, self.waiting = 0, "starting", 0, False  # read by the thread, at its beats
-        self.met = 0
+        self.status = WorkerStatus()
         self.reported: FailureReport | None = None
         """The first error of any worker."""
         self._store, self._me, self._count, self._timeout_s = store, shard.index, shard.count, timeout_s
         self._keeper, self._nudge = keeper, nudge
-        self._beat, self._to_report, self._left = 0, "", False
+        self._to_report, self._left = "", False
         self._is_ending, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-beats", daemon=True)
         self._thread.start()
@@ -176,7 +175,8 @@ class Heartbeat:
                 return f"worker {k} ended at {self._place(k, now)}, while worker {self._me} still needs it."
         if silent:
             return self._was_lost(silent[0], now)
-        return f"worker {self._me} cannot reach the others at step {self.step} ({self.doing}): {failure}"
+        place = f"step {self.status.step} ({self.status.doing})"
+        return f"worker {self._me} cannot reach the others at {place}: {failure}"
 
     def _was_lost(self, worker: int, statuses: Sequence[WorkerStatus]) -> str:
         return f"worker {worker} was lost at {self._place(worker, statuses)}: it was killed, or its machine is gone."
@@ -189,12 +189,12 @@ class Heartbeat:
         )
 
     def _place(self, worker: int, statuses: Sequence[WorkerStatus]) -> str:
-        return _place(statuses[worker], max(self.met, *(status.met for status in statuses)))
+        return _place(statuses[worker], max(self.status.met, *(status.met for status in statuses)))
 
     # --- with the thread
 
     def _send(self, error: BaseException) -> None:
-        self._to_report = json.dumps(asdict(FailureReport.of(error, self._me, self.step)))
+        self._to_report = json.dumps(asdict(FailureReport.of(error, self._me, self.status.step)))
         self._listen(REPORT_S)
 
     def _listen(self, limit_s: float) -> None:
@@ -219,9 +219,8 @@ class Heartbeat:
         if self._to_report:
             self._store.compare_set(_REPORTED, "", self._to_report)
             self._to_report = ""
-        self._beat += 1
-        status = WorkerStatus(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, left)
-        self._store.set(_key(self._me), json.dumps(asdict(status)))
+        self.status.beat, self.status.left = self.status.beat + 1, left
+        self._store.set(_key(self._me), json.dumps(asdict(self.status)))
 
     def _end_soon(self, reported: FailureReport) -> None:
         """Ends this worker after an error of another, even while its program computes, reads data or hangs."""

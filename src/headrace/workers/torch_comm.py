@@ -111,7 +111,8 @@ class TorchComm(Comm):
             return call(*arguments)
 
     def at(self, step: int, doing: str) -> None:
-        self._heartbeat.step, self._heartbeat.doing = step, doing
+        status = self._heartbeat.status
+        status.step, status.doing = step, doing
 
     def explain(self, error: Exception) -> Exception:
         return self._heartbeat.explain(error, 0.0)
@@ -156,16 +157,16 @@ class TorchComm(Comm):
             raise self._heartbeat.explain(error, time.monotonic() - begun_s) from error
 
     def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
-        heartbeat = self._heartbeat
-        heartbeat.calls += 1
-        heartbeat.waiting = True
+        status = self._heartbeat.status
+        status.calls += 1
+        status.waiting = True
         try:
             with self._explained(RuntimeError, since_s=since_s):
                 result = call(*arguments)
-            heartbeat.met = heartbeat.step
+            status.met = status.step
             return result
         finally:
-            heartbeat.waiting = False
+            status.waiting = False
 
     def _group(self, vector: Tensor) -> dist.ProcessGroup:
         """The network that carries such a vector: one of accelerators need not know what is on the host."""

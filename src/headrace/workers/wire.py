@@ -6,7 +6,6 @@ Tensors of a type lie side by side, so that a model of many parameters costs lit
 """
 
 import json
-import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -49,13 +48,6 @@ def unpack(message: Tensor) -> Any:
     header = json.loads(message[_LENGTH_BYTES : _LENGTH_BYTES + length].numpy().tobytes())
     views = _views(header["tensors"], message[_aligned(_LENGTH_BYTES + length) :])
     return decode(header["value"], {name: view.clone() for name, view in views.items()})
-
-
-def tensor_of(array: Any) -> Tensor:
-    """A received message as a tensor, which must not be written to: others may share its memory."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(array)
 
 
 def _sizes(table: Table) -> list[tuple[torch.dtype, int]]:

@@ -7,8 +7,8 @@
   `asynchronous_shuffle` merges every epoch; the others shuffle blocks, and rows in each block.
 
 Workers read whole blocks: with `Periodic`, worker j of W has blocks j, j + W, and so on; with `Elastic`, each takes the
-next block when it is ready. Workers are virtual ones of this process unless `engine=` says "processes" or "ray". Data
-are arrays, or have blocks as a `ds_tensor` has: `tensors`, a list of rows of blocks.
+next block when it is ready. Workers are virtual ones of this process unless `engine=` says "processes" or "ray", or
+torchrun has started them. Data are arrays, or have blocks as a `ds_tensor` has: `tensors`, a list of rows of blocks.
 """
 
 import warnings
@@ -23,6 +23,7 @@ from ...engines.launch import launch
 from ...errors import ConfigError, DataError, unknown
 from ...train.trainer import Trainer
 from ...workers.elastic import Elastic
+from ...workers.here import here
 from ...workers.rounds import Periodic
 from ...workers.strategy import Strategy
 from ..counts import as_count
@@ -190,7 +191,17 @@ class EncapsulatedFunctionsDistributedEddl:
             optimizer=self._optimizer,
             device=self._device,
         )
-        self.history = launch(fit, model, strategy, workers=self.num_workers, engine=self.engine)
+        comm = here()
+        if comm.count == 1:
+            self.history = launch(fit, model, strategy, workers=self.num_workers, engine=self.engine)
+        elif comm.count == self.num_workers:  # torchrun, or another starter, has started them
+            self.history = fit(model, strategy)
+            model.load_state_dict(comm.share(model.state_dict()))
+        else:
+            raise ConfigError(
+                f"num_workers={self.num_workers}, and {comm.count} workers have been started. Give their number.",
+                argument="num_workers",
+            )
         self.seed += 1  # the next call reads in another order
         return self.get_parameters()
 

@@ -84,12 +84,13 @@ class Tapes:
         objective: Objective,
         device: torch.device,
         memory: Memory | None,
+        forms: Forms | None,
         arena: Arena | None = None,
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, PassKind] = {}
-        self._memory, self._forms = {} if memory is None else memory, Forms()
+        self._memory, self._forms = {} if memory is None else memory, {} if forms is None else forms
         self._last: tuple[Any, PassKind] | None = None
         self.watched = True
         """Whether anybody may change the model between two passes of `outputs`."""
