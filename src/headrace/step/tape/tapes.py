@@ -45,7 +45,6 @@ GAIN = 0.97
 """A replay takes at most so much of the eager pass's time, or is not worth it."""
 TOO_LARGE = "a pass is so large that nothing would be saved"
 DRAWN = "a pass draws random numbers, and another thread draws some at the same time"
-
 DIFFERS = "a pass made a second time, from its recording, does not give torch's bits"
 
 
