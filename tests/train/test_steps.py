@@ -260,8 +260,8 @@ def elsewhere(call: Callable[[], Any]) -> Any:
 @pytest.mark.slow
 def test_another_thread_cannot_use_or_change_a_trainer_that_trains() -> None:
     def second(info: hr.Info) -> None:
-        for name, use in USES.items() if info.step == 3 else ():
-            with pytest.raises(hr.ConfigError, match=rf"{name}\(\) was called while another thread trains"):
+        for use in USES.values() if info.step == 3 else ():
+            with pytest.raises(hr.ConfigError, match=r"\(\) was called while another thread trains"):
                 elsewhere(lambda use=use: use(trainer))
         if info.step == 3:
             with pytest.raises(hr.ConfigError, match=r"setting clip_norm was called while another thread trains"):
