@@ -11,7 +11,7 @@ from overhead import Target
 from rates import Batches, Race, Rival
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
 
 import headrace as hr
 from headrace.adapters.iterables import LoaderSource
@@ -25,6 +25,7 @@ FEED, BY_HAND = "headrace: Feed", "by hand: x[rows], y[rows]"
 LOADER, LOADER_2 = "DataLoader", "DataLoader, 2 workers"
 FEED_ITEMS, LOADER_ITEMS = f"headrace: Feed, {ITEMS} items", f"DataLoader, {ITEMS} items"
 OF_LOADER, OF_LOADER_2 = "headrace: Feed of a DataLoader", "headrace: Feed of a DataLoader, 2 workers"
+OWN, OF_OWN = "DataLoader of a Dataset of one's own", "headrace: Feed of such a DataLoader"
 
 
 def loader(data: Any, workers: int = 0, **options: Any) -> DataLoader[Any]:
@@ -84,20 +85,37 @@ def with_torch(quick: bool, repeats: int, report: Report) -> None:
     tensors = TensorDataset(x, y)
     loaders = {workers: loader(tensors, workers) for workers in (0, 2)}
     feeds = {workers: hr.Feed(LoaderSource(loader(tensors, workers))) for workers in (0, 2)}
+    own, of_own = loader(Pairs(x, y)), hr.Feed(LoaderSource(loader(Pairs(x, y))))
     rivals = [
         Rival(LOADER, again(loaders[0])),
         Rival(OF_LOADER, lambda: fields(feeds[0])),
+        Rival(OWN, again(own)),
+        Rival(OF_OWN, lambda: fields(of_own), OWN),
         Rival(LOADER_2, again(loaders[2])),
         Rival(OF_LOADER_2, lambda: fields(feeds[2]), LOADER_2),
     ]
     targets = [
         Target("DataLoader/headrace of it", LOADER, OF_LOADER, ">=", 0.95),
+        Target("DataLoader/headrace of it, a Dataset of one's own", OWN, OF_OWN, ">=", 0.95),
         Target("DataLoader/headrace of it, 2 workers", LOADER_2, OF_LOADER_2, ">=", 0.95),
     ]
     Race("torch", f"{n} rows in memory, headrace over a DataLoader", rivals, targets).run(repeats, report)
 
 
 # --- data -----------------------------------------------------------------------------------------------------
+
+
+class Pairs(Dataset[tuple[Tensor, Tensor]]):
+    """Rows that are asked for one by one, as of most Datasets."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self._x, self._y = x, y
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self._x[row], self._y[row]
 
 
 def numbers(n: int) -> tuple[Tensor, Tensor]:

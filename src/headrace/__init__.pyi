@@ -27,7 +27,6 @@ from .data.order import Order as Order
 from .data.ragged import Ragged as Ragged
 from .data.reader import Reader as Reader
 from .data.shard import Shard as Shard
-from .data.source import Cursor as Cursor
 from .data.source import Source as Source
 from .data.source import Table as Table
 from .data.sparse import Sparse as Sparse

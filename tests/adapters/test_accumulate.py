@@ -101,7 +101,10 @@ def _with_two_workers() -> None:
         (lambda: source(True), "accumulate= is a number of the loader's batches, 1 or more; got True"),
         (lambda: fit(trainer(), loader(), val=source()), "accumulate= is for training data, and the val data have it"),
         (lambda: trainer().predict(source()), "accumulate= is for training data"),
-        (lambda: hr.launch(_with_two_workers, workers=2), "accumulate= is for one worker"),
+        (
+            lambda: hr.launch(_with_two_workers, workers=2),
+            r"[23] batches of a loader that make one update",
+        ),
         (
             lambda: fit(trainer(strategy=hr.Synchronous(parts=2)), source()),
             "3 batches of a loader that make one update",

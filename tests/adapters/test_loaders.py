@@ -69,6 +69,19 @@ def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_dataset_may_use_gradients_and_its_batches_have_none() -> None:
+    weight = torch.ones(2, requires_grad=True)
+
+    def give(i: int) -> Any:
+        x = torch.full((2,), float(i), requires_grad=True)
+        (x**2).sum().backward()
+        return x.grad * weight, i
+
+    for batch in hr.Feed(LoaderSource(DataLoader(Samples(give), SIZE))):
+        assert not batch["x"].requires_grad
+        assert batch["x"].tolist() == [[2 * i] * 2 for i in batch["y"].tolist()]
+
+
 def test_a_state_that_is_not_exact_is_not_relied_on() -> None:
     """Of torchdata's: it miscounts what it skips of data without state, and draws a foreign order anew."""
     own = torch.utils.data.BatchSampler(RandomSampler(range(ROWS)), SIZE, False)

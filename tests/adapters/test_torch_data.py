@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,43 +118,24 @@ def test_threads_ask_for_several_rows_at_the_same_time(kind: type[Meeting]) -> N
     assert table.take(order)["y"].tolist() == order.tolist()
 
 
-class Seeking(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Numbers in a file, of which one place is read at a time; notes the threads that ask for them."""
-
-    def __init__(self, path: Path, rows: int = 600) -> None:
-        np.arange(rows, dtype=np.float64).tofile(path)
-        self.file, self._rows = open(path, "rb", buffering=0), rows  # noqa: SIM115 - the test closes it
-        self.threads = set[threading.Thread]()
-        self.wrong = list[int]()
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.threads.add(threading.current_thread())
-        self.file.seek(8 * i)
-        time.sleep(1e-5)  # here another thread may seek
-        number = float(np.frombuffer(self.file.read(8))[0])
-        if number != i:
-            self.wrong.append(i)
-        return torch.full((3,), number / self._rows), torch.tensor([number])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
-def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool, tmp_path: Path) -> None:
-    dataset = Seeking(tmp_path / "numbers")
-    train, val = Subset(dataset, range(500)), Subset(dataset, range(500, 600))
+def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool) -> None:
+    seen = set[threading.Thread]()
+
+    def give(i: int) -> Any:
+        seen.add(threading.current_thread())
+        return torch.full((3,), i / 60), torch.tensor([float(i)])
+
+    dataset = Samples(give, 60)
+    train, val = Subset(dataset, range(50)), Subset(dataset, range(50, 60))
     given = [hr.map(from_dataset(part), dict) if mapped else part for part in (train, val)]
     model = torch.nn.Linear(3, 1)
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=1e-6), batch_size=50, macrobatch=50)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=1e-6), batch_size=5, macrobatch=5)
     trainer.fit(given[0], val=given[1], epochs=3, progress=False)
     for _ in trainer.steps(given[0], epochs=1, progress=False):
         trainer.validate(given[1])
         trainer.predict(given[1])
-    dataset.file.close()
-    assert dataset.wrong == []
-    assert dataset.threads == {threading.current_thread()}
+    assert seen == {threading.current_thread()}
 
 
 def test_a_dataset_that_allows_threads_is_read_ahead_by_others_than_the_one_that_trains() -> None:

@@ -11,7 +11,7 @@ from kit.late import sparse
 from torch import Tensor
 
 import headrace as hr
-from headrace.adapters.adapt import as_source, as_table
+from headrace.adapters.adapt import as_data, as_table
 from headrace.adapters.iterables import LoaderSource
 from headrace.data.sparse import Sparse
 
@@ -193,12 +193,6 @@ def test_a_list_is_batches() -> None:
     x, y = torch.zeros(2, 3), torch.ones(2)
     batch = hr.Batch({"x": x, "y": y})
     for batches in ([(x, y), (x, y)], [[x, y], [x, y]], [{"x": x, "y": y}], [batch, batch]):
-        source = as_source(batches)
+        source = as_data(batches)
         assert isinstance(source, LoaderSource)
         assert [stream.name for stream in source.streams] == ["x", "y"]
-
-
-def test_data_becomes_a_source() -> None:
-    source = as_source(torch.arange(7), order="none", seed=3)
-    assert source.state_dict() == hr.Reader(hr.ArrayTable({"x": torch.arange(7)}), "none", 3).state_dict()
-    assert as_source(source) is source

@@ -42,11 +42,6 @@ def test_the_stream_of_a_tensor_has_the_shape_and_dtype_of_one_row(rows: Tensor,
     assert stream == hr.Stream("x", tuple(rows.shape[1:]), text.split()[1].split("[")[0])
 
 
-def test_equal_streams_are_equal_however_they_are_spelled() -> None:
-    rows = torch.zeros(5, 3, dtype=torch.float64)
-    assert hr.Stream("x", [3], "double") == hr.Stream("x", torch.Size([3]), "float64") == hr.Stream.of("x", rows)
-
-
 def test_a_size_may_differ_between_batches() -> None:
     padded = hr.Stream("ids", (-1, 3), "int64")
     assert str(padded) == "ids: int64[?, 3]"
@@ -127,11 +122,6 @@ def test_to_keeps_everything_but_the_device() -> None:
     assert {field.device.type for field in there.fields.values()} == {"meta"}
     assert (there.rows, there.total, there.cursor, there.ends_epoch) == (4, 9, {"at": 4}, True)
     assert {field.device.type for field in batch.fields.values()} == {"cpu"}
-
-
-def test_to_where_it_is_copies_nothing() -> None:
-    batch = make()
-    assert batch.to(torch.device("cpu"))["x"].data_ptr() == batch["x"].data_ptr()
 
 
 # --- fields that are not tensors -------------------------------------------------------------------------

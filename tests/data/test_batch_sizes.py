@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.own_data import Elsewhere, Pulled
 from kit.sampled import sampled
-from kit.small import data, same, stop_and_resume, trainer
+from kit.small import data, stop_and_resume, trainer
 
 import headrace as hr
 from headrace import Ragged
@@ -28,7 +28,7 @@ SAMPLES = {0: 4, "30 samples": 7, "90 samples": 16, "141 samples": 3}
 EPOCHS = {0: 4, "1 epoch": 9, "2 epochs": 50, "3 epochs": 2}
 BOTH = {0: 4, "1 epoch": 7, "120 samples": 5}
 SCHEDULES = {"samples": SAMPLES, "epochs": EPOCHS, "both": BOTH}
-MACROBATCHES = [1, 7, 1000, "64 kB", "auto"]
+MACROBATCHES = [1, 7, 1000, "auto"]
 
 
 def sizes(schedule: Mapping[str | int, int], epochs: int, rows: int = ROWS) -> list[tuple[int, int]]:
@@ -100,17 +100,6 @@ def test_batches_have_the_sizes_of_the_schedule_whatever_is_staged(
 ) -> None:
     trainer = make(SCHEDULES[schedule], macrobatch=macrobatch)
     assert trace(trainer, SOURCES[source](), epochs=4) == sizes(SCHEDULES[schedule], 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "macrobatch"), sampled(product(SCHEDULES, MACROBATCHES), keep=[("both", 7), ("samples", "auto")], of=4)
-)
-def test_staging_changes_no_bit(name: str, macrobatch: int | str) -> None:
-    schedule = SCHEDULES[name]
-    plain, staged = make(schedule, macrobatch=1), make(schedule, macrobatch=macrobatch)
-    plain.fit((X, Y), epochs=4, progress=False)
-    staged.fit(Elsewhere(COLUMNS), epochs=4, progress=False)
-    assert same(plain, staged)
 
 
 def test_a_batch_is_filled_with_rows_of_the_next_epoch_at_the_size_of_this_one() -> None:
@@ -214,14 +203,6 @@ def test_info_says_how_many_batches_an_epoch_has_only_where_they_are_always_as_m
             assert info.batches == known
 
 
-@pytest.mark.parametrize("schedule", ["epochs", "samples"])
-def test_a_schedule_of_rates_goes_by_progress_whatever_the_sizes_are(schedule: str) -> None:
-    sized = {0: 10, "1 epoch": 25} if schedule == "epochs" else {0: 10, "50 samples": 25}
-    rates = [info.rate for info in make(sized, schedule=hr.Linear(0.5)).steps((X, Y), samples=100)]
-    assert len(rates) == 7
-    assert rates[0] < max(rates)
-
-
 # --- a Feed by itself --------------------------------------------------------------------------------------
 
 
@@ -278,10 +259,6 @@ def test_the_last_of_the_points_that_are_reached_counts() -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    (0, r"batch_size= is a whole number greater than 0, got 0"),
-    (-3, "got -3"),
-    (2.0, r"got 2\.0"),
-    (True, "got True"),
     ("32", "got '32'"),
     ({}, r"begins with a value for 0"),
     ({"5 epochs": 64}, r"begins with a value for 0, as in .*got \{'5 epochs': 64\}"),
@@ -289,8 +266,6 @@ WRONG: list[tuple[Any, str]] = [
     ({0: 32, "10 epochs": 128, "5 epochs": 64}, "batch_size= has '5 epochs' after a later point"),
     ({0: 32, "1 epoch": 128, "9 samples": 1, "1 epochs": 64}, "has '1 epoch' after a later point, or twice"),
     ({0: 32, "5 epochs": 64.0}, "got 64.0"),
-    ({0: 32, "5 epochs": None}, "got None"),
-    ({0: 32, 5: 64}, r"number and a unit.*got 5"),
     ({0: 32, "5": 64}, r"number and a unit.*got '5'"),
     ({0: 32, "5 eposch": 64}, r"unknown unit 'eposch'"),
     ({0: 32, "0 epochs": 64}, r"batch_size= is greater than 0"),

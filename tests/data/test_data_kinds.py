@@ -17,20 +17,6 @@ from headrace.data.ragged import Ragged
 # --- values ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")  # torch's, at the making of one
-@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8])
-def test_quantized_rows_are_refused(dtype: torch.dtype) -> None:
-    x = torch.quantize_per_tensor(torch.randn(200, 3), 0.1, 0, dtype)
-    for use in (
-        lambda: make().fit((x, torch.zeros(200)), epochs=1),
-        lambda: make().predict(x),
-        lambda: make().step((x, torch.zeros(200))),
-        lambda: make(batch_size=None).fit([(x, torch.zeros(200))], epochs=1),
-    ):
-        with pytest.raises(hr.DataError, match=r"stream 'x' is quantized .*dequantize\(\)"):
-            use()
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("ignored", [None, 1])
 def test_labels_may_be_unsigned_numbers(dtype: str, ignored: int | None) -> None:

@@ -125,11 +125,6 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
         hr.Reader(table, "blocks", block=0)
 
 
-@pytest.mark.parametrize("text", ["1 KB", "64 mb", "2kb", "100 B"])
-def test_bytes_are_written_in_small_or_large_letters(text: str) -> None:
-    make(macrobatch=text).fit((X, Y), epochs=1, progress=False)
-
-
 class Long(hr.Table):
     """Long sequences, whose lengths are told."""
 

@@ -62,14 +62,6 @@ def test_a_row_has_the_same_numbers_among_any_others(pieces: list[tuple[int, int
         assert torch.equal(numbers, torch.cat([part[name] for part in apart])), name
 
 
-def test_each_call_draws_anew_and_the_calls_before_do_not_matter_to_a_row() -> None:
-    first, other = draws(50), draws(20, start=30)
-    for _ in range(4):
-        assert torch.equal(first.uniform(2)[30:], other.uniform(2))
-    held = draws(50)
-    assert len({held.uniform(2).numpy().tobytes() for _ in range(20)}) == 20
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_how_many_are_made_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     expected = several(draws())
@@ -143,17 +135,6 @@ def test_other_rows_epochs_seeds_places_and_calls_are_independent(other: Callabl
     assert abs(pair_sigmas(one, two)) < 5
 
 
-def test_no_two_of_seed_epoch_row_place_and_call_share_a_number() -> None:
-    """Among them (seed, epoch + 1) and (seed + 1, epoch), which a key of their sum would confuse."""
-    found = []
-    for seed in range(5):
-        for epoch in range(5):
-            held = draws(20, seed, epoch)
-            found += [held.integers(0, 2**62, 4).flatten() for _ in range(5)]
-    numbers = torch.cat(found)
-    assert len(numbers.unique()) == len(numbers) == 5 * 5 * 20 * 4 * 5
-
-
 def test_the_statistics_know_bad_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     good = torch.rand(N, generator=torch.Generator().manual_seed(0))
     assert abs(uniform_sigmas(good)) < 5
@@ -192,12 +173,6 @@ def test_integers_lie_from_low_up_to_not_including_high(low: int, span: int) -> 
     numbers = draws(2000).integers(low, low + span)
     assert numbers.dtype == torch.int64
     assert set(numbers.tolist()) == set(range(low, low + span))
-
-
-def test_a_chance_of_nothing_never_comes_and_a_certainty_always() -> None:
-    assert not draws(N).chance(0.0).any()
-    assert draws(N).chance(1.0).all()
-    assert draws().chance(0.5).dtype == torch.bool
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 2), (0,), (2, 0, 3)])

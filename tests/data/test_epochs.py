@@ -47,7 +47,6 @@ KINDS: dict[str, Callable[[], hr.Source]] = {
     "begins again": lambda: counted(ROWS, state=False),
     "shares": lambda: Shares({"x": torch.arange(ROWS)}),
 }
-PASSES = [kind for kind in KINDS if kind != "endless"]
 
 
 def epoch(source: hr.Source, size: int, limit: int = 200) -> list[list[int]]:
@@ -84,13 +83,6 @@ def test_every_epoch_has_so_many_rows_whatever_it_is_made_of(kind: str, rows: in
         assert said in (None, len(found))
 
 
-@pytest.mark.parametrize("kind", PASSES)
-def test_a_source_that_ends_within_an_epoch_begins_again_within_it(kind: str) -> None:
-    source = compose.head(KINDS[kind](), 50)
-    assert epoch(source, 20) == [list(range(20)), list(range(20, 35)), list(range(15))]
-    assert flat(epoch(source, 20)) == [*range(15, 35), *range(30)]
-
-
 def test_a_source_that_ends_for_good_ends() -> None:
     class Ended(Pulled):
         def state_dict(self) -> None:
@@ -100,20 +92,6 @@ def test_a_source_that_ends_for_good_ends() -> None:
     assert [flat(epoch(source, 8)) for _ in range(3)] == [list(range(20)), list(range(20, 35)), []]
     assert source.next_batch(8) is None
     assert compose.head(counted(0), 5).next_batch(2) is None
-
-
-def test_batches_that_have_a_size_of_their_own_cross_the_end() -> None:
-    class Sevens(Pulled):
-        own_size = True
-
-        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-            return super().next_batch(7)
-
-    source = compose.head(Sevens({"x": torch.arange(70)}), 20)
-    assert source.own_size
-    assert source.batches(4) is None
-    assert [len(batch) for batch in epoch(source, 4)] == [7, 7, 7]
-    assert flat(epoch(source, 4))[0] == 21
 
 
 class Waiting(Shares):
@@ -138,12 +116,6 @@ def test_whatever_a_source_says_of_itself_is_said_of_its_epochs() -> None:
     reader = KINDS["reader"]
     assert compose.head(reader(), 10).level == reader().level
     assert compose.head(reader(), 10).resident(torch.device("cpu"))
-
-
-def test_row_bytes_are_those_of_its_source() -> None:
-    words = hr.Reader(hr.ArrayTable({"w": Ragged.of([torch.arange(50)] * 9)}), count="w")
-    made = compose.head(words, 5)
-    assert (made.row_bytes, made.item_bytes) == (words.row_bytes, words.item_bytes)
 
 
 def test_epochs_of_items_end_with_the_batch_that_has_the_last_row() -> None:

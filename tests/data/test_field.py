@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -138,12 +137,6 @@ def test_rows_can_be_read_one_by_one(sizes: list[int]) -> None:
         field[len(sizes)]
 
 
-def test_sequences_of_sparse_items_can_be_read_one_by_one() -> None:
-    field = sparse_items([2, 0, 3])
-    assert [plain(row) for row in field] == plain(field) == [plain(field[k]) for k in range(3)]
-    assert [row.shape for row in field] == [(2, DIM), (0, DIM), (3, DIM)]
-
-
 def test_a_field_counts_rows_items_and_bytes() -> None:
     field = ragged([2, 0, 3], (4,), torch.float16)
     assert (len(field), field.items, field.longest, field.shape, field.dtype) == (3, 5, 3, (4,), torch.float16)
@@ -191,12 +184,6 @@ def test_one_hot_rows_are_those_of_torch_and_give_their_ids_back(ids: list[int])
     assert field.ids.tolist() == ids
     assert field.ids.dtype == torch.int64
     assert Sparse.one_hot(torch.tensor(ids, dtype=torch.int32), DIM).ids.dtype == torch.int64
-
-
-def test_ids_of_sequences_are_ragged() -> None:
-    field = Ragged(Sparse.one_hot(torch.tensor([3, 1, 4]), DIM), torch.tensor([0, 2, 2, 3]))
-    assert plain(field.ids) == [[3, 1], [], [4]]
-    assert hr.Stream.of("x", field.ids) == hr.Stream("x", dtype="int64", sequence=True)
 
 
 # --- the forms that models take --------------------------------------------------------------------------
@@ -262,13 +249,6 @@ def test_a_bag_gives_an_embedding_bag_what_a_product_would_give(field: Sparse) -
         torch.testing.assert_close(embedding(**part.bag()), expected[len(field) // 2 :])
 
 
-def test_a_bag_of_one_hot_rows_fits_every_mode() -> None:
-    field = Sparse.one_hot(torch.tensor([3, 1, 3]), DIM)
-    for mode in ("sum", "mean", "max"):
-        embedding = nn.EmbeddingBag(DIM, 4, mode=mode)
-        assert torch.equal(embedding(**field.bag()), embedding.weight[torch.tensor([3, 1, 3])])
-
-
 @pytest.mark.parametrize("indices", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [d for d in VALUES if d.is_floating_point])
 def test_sparse_rows_of_every_dtype_have_every_form(dtype: torch.dtype, indices: torch.dtype) -> None:
@@ -313,13 +293,6 @@ def test_gradients_reach_the_padded_outputs_and_none_the_padding() -> None:
     assert outputs.grad[..., 0].tolist() == field.mask.float().tolist()
 
 
-def test_gradients_reach_the_items_through_padding() -> None:
-    values = torch.randn(3, 4, requires_grad=True)
-    ragged([2, 0, 1], (4,)).with_values(values).padded().sum().backward()
-    assert values.grad is not None
-    assert (values.grad == 1).all()
-
-
 # --- on another device -----------------------------------------------------------------------------------
 
 
@@ -350,25 +323,8 @@ def test_to_the_same_device_copies_nothing() -> None:
 # --- any field -------------------------------------------------------------------------------------------
 
 
-class Graph:
-    """Something that has no rows."""
-
-    def to(self, device: Any, *, non_blocking: bool = False) -> "Graph":
-        return self
-
-
 # --- what cannot be --------------------------------------------------------------------------------------
 
 
 def offsets(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
-
-
-@pytest.mark.parametrize("number", [int, np.int64, np.int32, torch.tensor])
-def test_a_row_of_sequences_is_found_by_any_kind_of_whole_number(number: Any) -> None:
-    words = hr.Ragged.of([[1, 2], [3]])
-    assert [words[number(k)].tolist() for k in (0, 1, -1)] == [[1, 2], [3], [3]]
-    with pytest.raises(IndexError):
-        words[number(2)]
-    with pytest.raises(hr.DataError, match=r"rows are cut start:stop, got 0.5"):
-        words[0.5]

@@ -147,24 +147,6 @@ def test_reading_changes_no_generator_and_depends_on_none() -> None:
 # --- another where it should be another --------------------------------------------------------------------
 
 
-def drawn(rows: list[tuple[Any, ...]]) -> list[tuple[float, int]]:
-    return [(u, n) for _, _, u, n, *_ in rows]
-
-
-def test_another_seed_reads_other_rows_with_other_draws_and_order_none_the_same_rows() -> None:
-    one, two = (read(reader(order="none", seed=seed), 7) for seed in (0, 1))
-    assert [row[0] for row in one] == [row[0] for row in two]
-    assert not set(drawn(one)) & set(drawn(two))
-
-
-def test_bounds_may_be_whole_numbers() -> None:
-    draws, same = (Draws.at(7, [(0, 0, 2000)]) for _ in range(2))
-    found = draws.uniform(4, low=-1, high=3)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, same.uniform(4, low=-1.0, high=3.0))
-    assert (found.min() < -0.9, found.max() > 2.9) == (True, True)
-
-
 def test_rows_are_augmented_after_a_map_has_changed_them() -> None:
     noise = torch.tensor([row[1] for row in read(reader(), 7)]) - X[[row[0] for row in read(reader(), 7)]]
     for mapped in (reader(hr.map(COLUMNS, without_x)), hr.map(reader(), without_x)):

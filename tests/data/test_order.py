@@ -131,13 +131,6 @@ def test_every_seed_epoch_and_mix_has_an_order_of_its_own(kind: str) -> None:
     assert len({whole(each, epoch).tobytes() for each in orders for epoch in range(8)}) == 8 * len(orders)
 
 
-def test_an_order_is_a_function_of_its_arguments_alone() -> None:
-    one, other = hr.Order(1000, seed=5), hr.Order(1000, seed=5)
-    whole(one, 7), whole(one, 2)
-    assert np.array_equal(whole(one, 3), whole(other, 3))
-    assert np.array_equal(whole(one, 3), whole(hr.Order(1000, seed=5, block=10), 3)), "full ignores blocks"
-
-
 # --- looks random ----------------------------------------------------------------------------------------
 
 N, BINS = 300_000, 64
@@ -223,25 +216,3 @@ def test_mixed_blocks_are_shuffled_within_groups_of_so_many(
         assert sorted(rows[start : start + len(group)]) == sorted(group)
         start += len(group)
     assert start == n
-
-
-def test_mixing_one_block_is_no_mixing() -> None:
-    assert np.array_equal(whole(hr.Order(103, "blocks", block=10, mix=1)), whole(hr.Order(103, "blocks", block=10)))
-
-
-@pytest.mark.parametrize("mix", [2, 5, 100])
-def test_rows_of_mixed_blocks_lie_anywhere_in_their_group(mix: int) -> None:
-    """Within a group it is a full shuffle: nothing is left of the blocks."""
-    rows, size = whole(hr.Order(N, "blocks", block=3000, mix=mix)), min(N, 3000 * mix)
-    for group in np.split(rows, N // size):
-        ranks = np.argsort(np.argsort(group))
-        assert abs(adjacent_difference_sigmas(ranks)) < 5
-        assert abs(correlation_sigmas(ranks)) < 5
-    one = rows[:size] // 3000
-    assert (np.diff(one) == 0).mean() < 1 / mix + 0.02, "neighbours are of one block no more often than by chance"
-
-
-def test_groups_are_shuffled_unlike_each_other() -> None:
-    rows = whole(hr.Order(1000, "blocks", block=10, mix=5))
-    patterns = {np.argsort(np.argsort(group)).tobytes() for group in np.split(rows, 20)}
-    assert len(patterns) == 20

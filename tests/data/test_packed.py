@@ -1,6 +1,5 @@
 """Sequences packed into rows of one length, and batches of rows of like length."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,38 +141,3 @@ def test_a_reader_in_buckets_goes_on_after_any_batch_and_finds_every_row() -> No
     order = reader().order
     rows = order.indices(1, 0, 1000)
     assert all(order.positions(1, int(row)) == [at] for at, row in enumerate(rows) if at % 37 == 0)
-
-
-def trained(run: Path | None = None, steps: int = 30) -> list[Tensor]:
-    torch.manual_seed(0)
-    model = nn.Embedding(1000, 3)
-    trainer = hr.Trainer(
-        _Mean(model),
-        hr.MSE(target="id"),
-        torch.optim.SGD(model.parameters(), lr=1e-6),
-        batch_size=8,
-        inputs="words",
-        target="id",
-        strategy=hr.Synchronous(parts=2),
-    )
-    data = hr.map(many(), lambda f: {"words": f["words"], "id": f["id"][:, None].expand(-1, 3).float()})
-    trainer.fit(hr.Reader(data, buckets="words", batch_size=8), steps=steps, progress=False, run=run)
-    return [param.detach() for param in model.parameters()]
-
-
-class _Mean(nn.Module):
-    def __init__(self, embed: nn.Embedding) -> None:
-        super().__init__()
-        self.embed = embed
-
-    def forward(self, words: hr.Ragged) -> Tensor:
-        mask = words.mask[..., None]
-        return (self.embed(words.padded()) * mask).sum(1) / mask.sum(1)
-
-
-@pytest.mark.slow
-def test_a_training_in_buckets_has_the_same_bits_over_stops_and_counts_of_workers(tmp_path: Path) -> None:
-    expected = trained()
-    assert all(map(torch.equal, expected, hr.launch(trained, workers=2)))
-    trained(tmp_path / "run", 13)
-    assert all(map(torch.equal, expected, trained(tmp_path / "run")))

@@ -217,21 +217,6 @@ def test_what_breaks_its_contract_is_named(kind: Any, how: str) -> None:
         next(iter(hr.Feed(hr.Reader(made) if kind is OwnTable else made, batch_size=SIZE)))
 
 
-def test_a_table_that_gives_fewer_rows_than_it_was_asked_for_is_named() -> None:
-    made = OwnTable({"x": X, "y": Y})
-    made.make = lambda batch: hr.Batch(each(batch, lambda rows: rows[1:]))
-    with pytest.raises(hr.SourceError, match="asked for 4 rows and gave 3"):
-        hr.Reader(made).next_batch(4)
-
-
-def test_a_table_that_changes_its_dtype_later_is_caught() -> None:
-    made, asked = OwnTable({"x": X, "y": Y}), iter(range(9))
-    made.make = lambda batch: batch if next(asked) < 2 else changed(batch, y=batch["y"].int())
-    reader = hr.Reader(made, "none")
-    with pytest.raises(hr.SourceError, match="expected stream y: int64"):
-        [reader.next_batch(4) for _ in range(9)]
-
-
 def test_without_state_a_source_cannot_be_resumed() -> None:
     class Without(Pulled):
         state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict

@@ -11,7 +11,6 @@ from kit.sampled import sampled
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import headrace as hr
-from headrace.adapters.adapt import as_source
 from headrace.adapters.iterables import SampleSource
 from headrace.testing.makers import dense_table, sparse_sequences
 from headrace.testing.sources import check_source
@@ -87,5 +86,5 @@ def test_data_of_torch() -> None:
     check_table(lambda: hr.from_dataset(plain))
     check_table(lambda: hr.from_dataset([(torch.tensor([float(k)]), k) for k in range(ROWS)]))
     loader: dict[str, Any] = {"batch_size": 4, "shuffle": True}  # whatever size is asked
-    check_source(lambda: as_source(DataLoader(plain, **loader, generator=torch.Generator())), sizes=())
+    check_source(lambda: hr.LoaderSource(DataLoader(plain, **loader, generator=torch.Generator())), sizes=())
     check_source(lambda: SampleSource(Counting()), sizes=(5,), **SOME)

@@ -14,12 +14,12 @@ from ..data.arrays import ArrayTable
 from ..data.batch import Batch
 from ..data.encoding import Encoding
 from ..data.fields import Rows
-from ..data.reader import Reader
 from ..data.source import Source, Table
 from ..errors import DataError, HeadraceError
 from ..formats.frames import is_frame, is_pandas
 from .iterables import LoaderSource, SampleSource
-from .samples import fields_of, from_dataset, hugging_kind
+from .loaders import hugging_kind
+from .samples import fields_of, from_dataset
 
 
 def as_table(data: Any, like: Encoding | None = None) -> Table:
@@ -31,12 +31,6 @@ def as_table(data: Any, like: Encoding | None = None) -> Table:
     raise DataError(
         f"expected rows by number, got a {type(data).__name__}, which gives batches in sequence only.{of_list}"
     )
-
-
-def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
-    """Turns data into a Source; a Table is read in the given order."""
-    found = as_data(data)
-    return found if isinstance(found, Source) else Reader(found, order, seed)
 
 
 def as_data(data: Any, like: Encoding | None = None) -> Table | Source:

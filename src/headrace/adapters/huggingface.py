@@ -20,7 +20,8 @@ from ..errors import DataError, SourceError
 from ..formats.encode import Request
 from ..formats.files import open_frame
 from .iterables import SampleSource
-from .samples import Samples, hugging_kind
+from .loaders import hugging_kind
+from .samples import Samples
 
 IN_ONE_PIECE = 256 << 20  # bytes up to which chunks are copied together, so that rows are gathered at full speed
 _NUMBERS = ("Value", "ClassLabel")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream
 from ..data.fields import Field, Pieces, map_tensors
@@ -22,23 +22,23 @@ from ..length import as_count
 from ..store import rng
 from ..store.codec import decode, encode
 from . import loaders
-from .samples import Names, collated, fields_of, hugging_kind
+from .loaders import hugging_kind
+from .samples import Names, collated, fields_of
 
 _CPU = torch.device("cpu")
 _END = object()
 _AGAIN = "Pass a list, a DataLoader, or an object whose __iter__ gives a new iterator every time."
-_KEYS = ("epoch", "given", "random", "generators", "own", "made")
 
 
 class Iterated(Source):
     """Reads an iterable, epoch after epoch, and can go back to any batch.
 
     Data with `state_dict` and `load_state_dict`, such as a StatefulDataLoader, restore their own state, which is saved
-    after every batch. All others begin the epoch again, and drop the batches that were used. For this, the random
-    states of torch, NumPy and Python, the generators and the epoch of the sampler are restored. This is exact if the
-    order comes from these, also if samples draw random numbers. There are exceptions, because some random states cannot
-    be saved: those of workers that stay for the next epoch (`persistent_workers`), those of a StatefulDataLoader's
-    workers, and that of this process if the length is not known, because it reads one batch ahead.
+    after every batch. All others begin the epoch again with the random states of torch, NumPy and Python, the
+    generators and the epoch of the sampler that it began with, and drop the batches that were used. This is exact if
+    the order and the samples draw from these. Some random states cannot be saved: those of workers that stay for the
+    next epoch (`persistent_workers`), those of a StatefulDataLoader's workers, and that of this process if the length
+    is not known, because it reads one batch ahead.
 
     A worker process that has ended is noticed within 5 s. `DataLoader(timeout=)` limits the wait for one that hangs. If
     `streams` is given, the first batch is not read to find them out.
@@ -47,21 +47,17 @@ class Iterated(Source):
     marks_ends = True
     aliases = False  # samples are stacked, and batches are stacked or copied
     _unit = "batches"
+    _uniform = True  # whether all rows have one shape
+    _records = True  # views are made faster than without gradients, and there are many; no batch has any
 
     def __init__(self, data: Iterable[Any], names: Names, streams: Sequence[Stream] | None) -> None:
-        for part in loaders.parts_of(data):
-            if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
-                raise ConfigError(
-                    f"this {type(part).__name__} gives each worker a share of the rows, and headrace shares out every "
-                    "batch by itself. Use a plain sampler, or the whole data set."
-                )
+        loaders.check_unshared(data)
         self._data, self._names, self._length = data, None if names is None else tuple(names), loaders.length_of(data)
         dataset = f" of {type(data.dataset).__name__}" if isinstance(data, DataLoader) else ""
         self._name = self._who = f"{type(data).__name__}{dataset}"
         self._exact = loaders.has_exact_state(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
-        by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
-        self._sized = by_number and self._length is not None  # what it says of its length can be relied on
+        self._sized = isinstance(data, DataLoader) and self._length is not None  # its length is right
         self._generating = loaders.generators_of(data)
         self._made = self._compared_settings()
         self._pass: Iterator[Any] | None = None
@@ -78,7 +74,8 @@ class Iterated(Source):
     @property
     def streams(self) -> Sequence[Stream]:
         if self._streams is None:
-            self._learn(self._common([Stream.of(*item) for item in self._fields([self._peek()]).items()]))
+            first = [Stream.of(*item) for item in self._fields([self._peek()]).items()]
+            self._learn(first if self._uniform else [replace(s, shape=(ANY,) * len(s.shape)) for s in first])
         return self._streams or ()
 
     @property
@@ -88,17 +85,9 @@ class Iterated(Source):
             found = f"exactly, after any batch, by the {self._name}'s own state"
         return f"{found}; {lost}" if (lost := loaders.lost_at_resume(self._data, self._exact)) else found
 
-    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch:
-        items, ended = self._pull(self._count(size))
-        return Batch(self._fields(items), cursor=self.state_dict(), ends_epoch=ended)
-
-    def _count(self, size: int) -> int:
-        """How many items make a batch of this size."""
-        return size
-
-    def _common(self, streams: list[Stream]) -> list[Stream]:
-        """What all batches have of these streams, which are those of the first."""
-        return streams
+    def _kept(self, item: Any) -> Any:
+        """What is kept of an item until a batch is made of it."""
+        return item
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
         raise NotImplementedError
@@ -107,8 +96,6 @@ class Iterated(Source):
         check_names(streams)
         self._streams = tuple(streams)
         self._who = f"{self._name} ({', '.join(stream.name for stream in streams)})"
-
-    # --- forward -----------------------------------------------------------------------------------------
 
     def _pull(self, count: int) -> tuple[list[Any], bool]:
         """The next items, and whether the epoch ends with them. Where it stands is known before any item after them."""
@@ -154,12 +141,13 @@ class Iterated(Source):
         return first
 
     def _next(self) -> Any:
-        """The next item, or `_END`."""
+        """The next item, as it is kept, or `_END`."""
         if self._pulled_ahead:
             return self._pulled_ahead.pop()
         if self._pass is None:
             self._begin()
-        return self._fetch()
+        item = self._fetch()
+        return item if item is _END else self._kept(item)
 
     def _fetch(self) -> Any:
         assert self._pass is not None
@@ -230,7 +218,7 @@ class Iterated(Source):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(self._epoch)
         try:
-            return loaders.noticed_when_awaited(iter(self._data))
+            return loaders.begin(self._data)
         except Exception as error:
             raise SourceError(
                 f"{self._who} cannot begin epoch {self._epoch}: {type(error).__name__}: {error}"
@@ -256,17 +244,11 @@ class Iterated(Source):
             generator.set_state(state)
 
     def _empty(self) -> str:
-        if isinstance(self._data, DataLoader) and self._sized and self._data.drop_last:
-            rows = len(self._data.dataset)  # type: ignore[arg-type]
-            return (
-                f"{self._who} gives nothing: its {rows} rows do not fill a batch of {self._data.batch_size}, and "
-                "drop_last=True drops what does not."
-            )
+        if self._sized and (why := loaders.lost_by_drop_last(self._data)):
+            return f"{self._who} gives nothing: {why}"
         if self._once and self._epoch:
             return f"{self._who} is an iterator, which can be read once, and has been: no more epochs. {_AGAIN}"
         return f"{self._who} gives no {self._unit} in epoch {self._epoch}."
-
-    # --- where it stands ---------------------------------------------------------------------------------
 
     def _compared_settings(self) -> dict[str, Any]:
         """Settings that must be the same when a state is loaded as when it was saved."""
@@ -291,7 +273,7 @@ class Iterated(Source):
 
     def load_state_dict(self, state: State) -> None:
         """Goes back to a state, with the next item."""
-        if missing := [key for key in _KEYS if key not in state]:
+        if missing := [key for key in self.state_dict() if key not in state]:
             raise SourceError(f"this is not a state of {self._who}: it lacks {', '.join(missing)}.")
         both = {key: (state["made"].get(key), self._made.get(key)) for key in self._made | state["made"]}
         if differ := [f"{key}: saved {saved!r}, now {now!r}" for key, (saved, now) in both.items() if saved != now]:
@@ -331,46 +313,59 @@ class LoaderSource(Iterated):
         super().__init__(loader, names, streams)
         self.accumulate = count
         self._made |= {"accumulate": count} if count > 1 else {}
-        # Rows of one shape, as any may be stacked with any other: not of padded rows, batches of one, or a sampler's
+        # Any rows may be stacked with any others: not those that are padded, batches of one, or a sampler's
         several = self._stacks and (loader.batch_size or 0) > 1  # type: ignore[attr-defined]
         self._uniform = several and type(loader.sampler) in (RandomSampler, SequentialSampler)  # type: ignore[attr-defined]
+        self._form, self._rows = dict[str, Any](), 0  # of the last batch
 
     def batches(self, size: int) -> int | None:
         return None if self._length is None else -(-self._length // self.accumulate)
 
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch:
+        return self.next_macrobatch(size, size).batches()[0]
+
     def pull(self, size: int, shard: Shard = WHOLE) -> Batch:
-        declared = self.streams
         batch = self.next_batch(size)
+        if shard.count > 1:
+            self.compare_batch(batch)
+            batch = part_of(batch, shard, batch.cursor)
+        return batch
+
+    def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch:
+        """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""
+        if shard.count > 1:
+            batch = self.pull(size, shard)
+            return Macrobatch(batch.fields, [batch.rows], [batch.total], [batch.cursor], batch.ends_epoch)
+        declared = self._streams or self.streams
+        batches, ended = self._pull(self.accumulate)
+        fields = batches[0] if len(batches) == 1 else self._fields(batches)
+        count = self._rows_of(fields, declared)
+        return Macrobatch(fields, [count], [count], [self.state_dict()], ended)
+
+    def _kept(self, item: Any) -> dict[str, Field]:
+        """The fields of a batch, copied: the batch after it, which may be read ahead, may have the same memory."""
+        fields = fields_of(item, self._names, self._name)
+        return fields if self._stacks else {name: map_tensors(field, torch.clone) for name, field in fields.items()}
+
+    def _rows_of(self, fields: dict[str, Field], declared: Sequence[Stream]) -> int:
+        """The number of rows of a batch, which has to be as declared. One of the form of the last one is."""
+        for name, field in fields.items():
+            if type(field) is not Tensor or self._form.get(name) != (field.shape, field.dtype):
+                break
+        else:
+            if len(fields) == len(self._form):
+                return self._rows
+        batch = Batch(fields)
         if not batch.rows:
             raise SourceError(f"{self._who} gave a batch without rows.")
         for part in batch.split(batch.rows):
             check_batch(part, declared, self._who)
-        if shard.count == 1:
-            return batch
-        if self.accumulate > 1:
-            raise ConfigError("accumulate= is for one worker, and there are several. Leave it out.")
-        self.compare_batch(batch)
-        return part_of(batch, shard, batch.cursor)
-
-    def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
-        """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""
-        batch = self.pull(size, shard)
-        return Macrobatch(batch.fields, [batch.rows], [batch.total], [batch.cursor], batch.ends_epoch)
-
-    def _fetch(self) -> Any:
-        """The loader's next batch, copied: the one after it, which is read ahead, may have the same memory."""
-        if (item := super()._fetch()) is _END or self._stacks:
-            return item
-        return {name: map_tensors(f, torch.clone) for name, f in fields_of(item, self._names, self._name).items()}
-
-    def _count(self, size: int) -> int:
-        return self.accumulate
-
-    def _common(self, streams: list[Stream]) -> list[Stream]:
-        return streams if self._uniform else [replace(s, shape=(ANY,) * len(s.shape)) for s in streams]
+        self._form = {name: (field.shape, field.dtype) for name, field in fields.items() if isinstance(field, Tensor)}
+        self._rows = batch.rows
+        return self._rows
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
-        return Pieces.of([fields_of(item, self._names, self._name) for item in items], self._name)
+        return Pieces.of(items, self._name)
 
 
 class SampleSource(Iterated):
@@ -395,6 +390,10 @@ class SampleSource(Iterated):
 
     def batches(self, size: int) -> int | None:
         return None if self._length is None else -(-self._length // size)
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch:
+        samples, ended = self._pull(size)
+        return Batch(self._fields(samples), cursor=self.state_dict(), ends_epoch=ended)
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
         return collated(items, self._names, self._sequences, self._name)

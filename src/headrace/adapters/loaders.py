@@ -5,10 +5,14 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 from torch._C import _remove_worker_pids
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from .samples import hugging_kind
+from ..data.fields import take
+from ..errors import ConfigError
 
 EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
@@ -29,6 +33,24 @@ def parts_of(data: Any) -> list[Any]:
     nested = [data.batch_sampler, getattr(data.batch_sampler, "sampler", None), data.sampler]
     found = [data, *nested, data.dataset]
     return [part for k, part in enumerate(found) if part is not None and all(part is not p for p in found[:k])]
+
+
+def check_unshared(data: Any) -> None:
+    """Raises if the data give each worker a share of the rows, as a DistributedSampler does."""
+    for part in parts_of(data):
+        if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
+            raise ConfigError(
+                f"this {type(part).__name__} gives each worker a share of the rows, and headrace shares out every "
+                "batch by itself. Use a plain sampler, or the whole data set."
+            )
+
+
+def lost_by_drop_last(data: DataLoader[Any]) -> str:
+    """Why a loader that gives no batch has none, if its `drop_last` is the reason."""
+    if not data.drop_last:
+        return ""
+    rows = len(data.dataset)  # type: ignore[arg-type]
+    return f"its {rows} rows do not fill a batch of {data.batch_size}, and drop_last=True drops what does not."
 
 
 def generators_of(data: Any) -> list[torch.Generator]:
@@ -92,13 +114,49 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def noticed_when_awaited(current: Any) -> Iterator[Any]:
-    """A pass over data, in which a death is noticed where a batch is awaited: torch would raise in whatever is done."""
-    if getattr(current, "_worker_pids_set", False):
-        _remove_worker_pids(id(current))
+def begin(data: Any) -> Iterator[Any]:
+    """Begins a pass over data. It gives what `iter(data)` gives; rows of tensors in memory are taken at once."""
+    current: Any = iter(data)
+    if getattr(current, "_worker_pids_set", False):  # a death is noticed where a batch is awaited: torch would raise
+        _remove_worker_pids(id(current))  # in whatever is done
         current._worker_pids_set = False
+    fetcher = getattr(current, "_dataset_fetcher", None)
+    if type(fetcher) is _MapDatasetFetcher and fetcher.auto_collation and _stacks_tensors(fetcher.collate_fn):
+        innermost = fetcher.dataset
+        while type(innermost) is Subset:
+            innermost = innermost.dataset
+        if type(innermost) is TensorDataset and all(map(_is_plain, innermost.tensors)):
+            current._dataset_fetcher = _RowsAtOnce(fetcher.dataset, True, default_collate, fetcher.drop_last)
     found: Iterator[Any] = current
     return found
+
+
+class _RowsAtOnce(_MapDatasetFetcher):
+    """Takes the rows of a batch by one call per tensor, with the bits that torch gets when it stacks them."""
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        if type(possibly_batched_index) is list:
+            dataset, rows = self.dataset, possibly_batched_index
+            try:
+                while type(dataset) is Subset:
+                    rows, dataset = [dataset.indices[row] for row in rows], dataset.dataset
+                places = torch.as_tensor(rows)
+                return [take(tensor, places) for tensor in dataset.tensors]
+            except Exception:
+                pass  # rows that are counted from the end are found below, and those that are not there are named
+        return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+
+
+def _stacks_tensors(collate: Any) -> bool:
+    """Whether it is torch's, and nobody has told that to do anything else with tuples of tensors."""
+    changed = any(isinstance((), kind) for kind in default_collate_fn_map)
+    return collate is default_collate and default_collate_fn_map.get(Tensor) is collate_tensor_fn and not changed
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether rows that are taken at once are laid out as those that are stacked."""
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return plain and tensor.is_contiguous() and not tensor.requires_grad
 
 
 def failure_of(error: Exception, current: Any) -> str:
@@ -112,3 +170,16 @@ def failure_of(error: Exception, current: Any) -> str:
         said = "; ".join(f"{worker.pid}, exit code {worker.exitcode}" for worker in gone)
         return f"a DataLoader worker exited unexpectedly (process {said})"
     return f"{type(error).__name__}: {error}"
+
+
+_HUGGING = {
+    "datasets.arrow_dataset": ("Dataset",),
+    "datasets.iterable_dataset": ("IterableDataset",),
+    "datasets.dataset_dict": ("DatasetDict", "IterableDatasetDict"),
+}
+
+
+def hugging_kind(data: Any) -> str:
+    """Which of Hugging Face's data sets it is, by name; "" for all else, such as those of a `datasets.py` of a user."""
+    found = (kind.__name__ for kind in type(data).__mro__ if kind.__name__ in _HUGGING.get(kind.__module__, ()))
+    return next(found, "")

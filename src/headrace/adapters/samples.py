@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 
 from ..data.arrays import ArrayTable
 from ..data.batch import ANY, Batch, Stream
-from ..data.fields import Field, Opaque, Rows, cat, unmasked
+from ..data.fields import Field, Opaque, Rows, cat, map_tensors, unmasked
 from ..data.ragged import Ragged
 from ..data.reader import Reader, SourceWrapper
 from ..data.shard import WHOLE, Shard
@@ -241,19 +241,6 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-_HUGGING = {
-    "datasets.arrow_dataset": ("Dataset",),
-    "datasets.iterable_dataset": ("IterableDataset",),
-    "datasets.dataset_dict": ("DatasetDict", "IterableDatasetDict"),
-}
-
-
-def hugging_kind(data: Any) -> str:
-    """Which of Hugging Face's data sets it is, by name; "" for all else, such as those of a `datasets.py` of a user."""
-    found = (kind.__name__ for kind in type(data).__mro__ if kind.__name__ in _HUGGING.get(kind.__module__, ()))
-    return next(found, "")
-
-
 # --- by name -----------------------------------------------------------------------------------------------
 
 
@@ -282,7 +269,20 @@ def by_name(item: Any, names: Names, who: str) -> dict[str, Any]:
 
 def fields_of(item: Any, names: Names, who: str) -> dict[str, Field]:
     """The fields of a batch that a loader has made."""
+    given = names or _GIVEN.get(len(item)) if type(item) in (list, tuple) else None
+    if given is not None and len(given) == len(item) and _are_plain(item):  # as nearly all are
+        return dict(zip(given, item, strict=True))
     return {name: _field(name, part, who) for name, part in by_name(item, names, who).items()}
+
+
+_GIVEN = {1: ("x",), 2: ("x", "y")}
+
+
+def _are_plain(parts: Sequence[Any]) -> bool:
+    for part in parts:  # noqa: SIM110 - this is a hot loop
+        if type(part) is not Tensor or not part.dim() or part.requires_grad:
+            return False
+    return True
 
 
 def _chosen(item: Mapping[Any, Any], names: Names, who: str) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _chosen(item: Mapping[Any, Any], names: Names, who: str) -> dict[str, Any]:
 
 def _field(name: str, part: Any, who: str) -> Field:
     if isinstance(part, Tensor) and part.dim():
-        return part
+        return part.detach()
     if isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
         part = unmasked(part, f"{who}: {name!r}")
         part = torch.from_numpy(np.ascontiguousarray(part))
@@ -307,7 +307,7 @@ def _field(name: str, part: Any, who: str) -> Field:
             "Give a loader a batch_size; a list of samples is hr.samples([...])."
         )
     if isinstance(part, Rows | Opaque):
-        return part
+        return map_tensors(part, torch.detach)  # type: ignore[no-any-return]
     if isinstance(part, list | tuple) and part and all(isinstance(each, str) for each in part):
         return TextColumn(part)
     if isinstance(part, Mapping) and part:

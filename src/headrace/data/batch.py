@@ -255,16 +255,22 @@ class Macrobatch:
 
         Kernels add up in another order there, and where a batch lies in its macrobatch is to change no bit.
         """
-        parts = split_fields(self.fields, self.counts) if len(self.counts) > 1 else [dict(self.fields)]
+        if len(self.counts) == 1:
+            fields = dict(self.fields)
+            for name, field in fields.items():
+                if type(field) is not Tensor or (field.is_floating_point() and field.data_ptr() % EVEN):
+                    fields[name] = map_tensors(field, _even)
+            (rows,), (total,), (cursor,) = self.counts, self.totals, self.cursors
+            return [Batch(fields, rows, total=total, cursor=cursor, ends_epoch=self.ends_epoch)]
+        parts = split_fields(self.fields, self.counts)
         for name in self._odd():
             for part in parts:
                 part[name] = map_tensors(part[name], _even)
         columns = zip(parts, self.counts, self.totals, self.cursors, strict=True)
         batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
         batches[-1].ends_epoch = self.ends_epoch
-        if len(batches) > 1:
-            for batch in batches:
-                batch.macrobatch = self.fields
+        for batch in batches:
+            batch.macrobatch = self.fields
         return batches
 
     def only(self) -> Batch:

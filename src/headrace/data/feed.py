@@ -7,7 +7,6 @@ the caller's thread. The batches are the same in all three.
 
 import copy
 import queue
-import re
 import threading
 import warnings
 import weakref
@@ -47,7 +46,7 @@ class Feed:
         source: where the rows come from.
         device: where the batches go.
         batch_size: rows in a batch. `{0: 32, "5 epochs": 64}` changes it, at points that `counters` counts.
-        macrobatch: rows that are copied together, rounded up to batches, or bytes, as in "64 MB". "auto" chooses.
+        macrobatch: rows that are copied together, rounded up to batches. "auto" chooses.
         shard: the part of each batch that this worker gets.
         once: whether only one epoch is read, so that nothing of the next one is read ahead.
         waiting: a function that is called repeatedly while the feed waits for a batch. If it raises, the wait ends.
@@ -112,21 +111,13 @@ class Feed:
         if self._ended:
             self.macrobatch, self.finished, self._ended = 0, False, False
         while self._remaining or (not self._ended and self._stage()):
-            yield self.take()
-
-    @property
-    def staged(self) -> Batch | None:
-        """The batch that `take` gives, if it has been read already."""
-        return self._remaining[0] if self._remaining else None
-
-    def take(self) -> Batch:
-        """The next batch, which is `staged`."""
-        batch = self._remaining.popleft()
-        self._cursor, self.ends_macrobatch, self._ended = batch.cursor, not self._remaining, batch.ends_epoch
-        if self._own is not None:
-            self._own.samples += batch.total
-            self._own.epochs += batch.ends_epoch
-        return batch
+            batch = self._remaining.popleft()
+            self._cursor, self.ends_macrobatch, self._ended = batch.cursor, not self._remaining, batch.ends_epoch
+            if self._own is not None:
+                self._own.samples += batch.total
+                self._own.epochs += batch.ends_epoch
+            yield batch
+            del batch  # the next one may need its memory
 
     def _stage(self) -> bool:
         """Begins the next macrobatch of the epoch; whether there is one."""
@@ -165,16 +156,17 @@ class Feed:
 
     def _amount(self, macrobatch: int | str) -> int:
         """How much to stage together, of what a size counts."""
-        if macrobatch == "auto" and not self.source.shards:
+        if macrobatch != "auto":
+            if rows := as_count(macrobatch):
+                return rows
+            raise ConfigError(f"macrobatch= is 'auto', or a number of rows greater than 0; got {macrobatch!r}.")
+        if not self.source.shards:
             return 1
-        if rows := as_count(macrobatch):
-            return rows
         budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
-        amount = max(1, int(_bytes(macrobatch, budget) // max(1.0, self.source.item_bytes)))
-        if self.source.shards:  # it counts what all workers read, and each stages its part
-            amount *= min(self.shard.count, MOST_PARTS)
+        amount = max(1, int(budget // max(1.0, self.source.item_bytes)))
+        amount *= min(self.shard.count, MOST_PARTS)  # it counts what all workers read, and each stages its part
         one_by_one = type(self.source).next_macrobatch is Source.next_macrobatch
-        return min(amount, AT_ONCE * self.sizes.first) if macrobatch == "auto" and one_by_one else amount
+        return min(amount, AT_ONCE * self.sizes.first) if one_by_one else amount
 
     def _choose_stager(self) -> "_Inline | _Ahead":
         pull = partial(Pull, sizes=self.sizes, rows=self.rows, shard=self.shard, counters=self._counters)
@@ -357,15 +349,3 @@ class _StagingThread(threading.Thread):
             if self._room.acquire(timeout=POLL_S):
                 return not self.closed.is_set()
         return False
-
-
-def _bytes(text: int | str, automatic: int) -> float:
-    """The bytes that a text such as "64 MB" stands for."""
-    if text == "auto":
-        return automatic
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)B\s*", text, re.IGNORECASE) if isinstance(text, str) else None
-    if match is None:
-        raise ConfigError(
-            f"macrobatch= is a number of rows, 'auto', or bytes in B, kB, MB or GB, as in '64 MB'; got {text!r}."
-        )
-    return float(match[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[match[2].upper()]

@@ -20,7 +20,7 @@ from .fields import Field, cat
 from .maps import Augmentation, Change
 from .order import VERSION, Indices, Order
 from .shard import WHOLE, Shard
-from .source import Cursor, Table, check_batch
+from .source import Table, check_batch
 from .views import digest
 
 STRETCH = 8192  # positions whose rows are computed together, which is cheaper
@@ -94,20 +94,9 @@ class Reading:
     def _start(self) -> State:
         """The cursor of the first position."""
         order = self.order
-        cursor: Cursor = {
-            "version": VERSION,
-            "seed": order.seed,
-            "order": order.kind,
-            "epoch": 0,
-            "position": 0,
-            "rows": order.n,
-            "block": order.block,
-            "mix": order.mix,
-            "count": self.count,
-            "cross_epochs": int(self.crosses),
-            "fingerprint": self.fingerprint,
-        }
-        return dict(cursor)
+        start: State = {"version": VERSION, "seed": order.seed, "order": order.kind, "epoch": 0, "position": 0}
+        start |= {"rows": order.n, "block": order.block, "mix": order.mix, "count": self.count}
+        return {**start, "cross_epochs": int(self.crosses), "fingerprint": self.fingerprint}
 
     def position(self, cursor: State) -> int:
         """The position of a cursor."""

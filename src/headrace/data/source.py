@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,22 +22,6 @@ from .fields import Opaque, has_rows
 from .shard import WHOLE, Shard
 
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
-
-
-class Cursor(TypedDict):
-    """The position of a Reader: a few integers, the same on every worker."""
-
-    version: int
-    seed: int
-    order: str
-    epoch: int
-    position: int
-    rows: int
-    block: int
-    mix: int
-    count: str
-    cross_epochs: int
-    fingerprint: str
 
 
 class Source(ABC):
@@ -68,6 +52,8 @@ class Source(ABC):
     """What a size counts: rows, or the items of the stream of this name."""
     aliases = True
     """Whether a batch may be a view of memory that the source keeps. A feed copies such batches."""
+
+    _records = False  # whether it is read with gradients on, as in a loop of one's own
 
     waiting: Callable[[], None] = staticmethod(lambda: None)
     """What a source that waits for others calls every now and then; what it raises is to end the wait."""

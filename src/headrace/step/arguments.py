@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
-from ..adapters.samples import hugging_kind
+from ..adapters.loaders import hugging_kind
 from ..arena.joint import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding

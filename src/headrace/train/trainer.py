@@ -68,7 +68,7 @@ class Trainer:
         seed: of the order of the rows. Dropout and the initial weights use torch's generator, which it does not set.
         order: "full", "blocks", "blocks-only", "rows-only" or "none": see `Order`. Each `fit` begins with epoch 0 of
             it, unless a run or a `Reader` continues at another place.
-        macrobatch: rows that are copied to the device together, or bytes, as in "64 MB".
+        macrobatch: rows that are copied to the device together; "auto" chooses.
         inputs: the streams that the model gets; by default all but the target.
         target: the stream that the loss compares with.
         compile: `True`, or patterns of modules, as in "blocks.*", which `torch.compile` compiles one by one.

@@ -1,0 +1,83 @@
+"""A DataLoader over tensors in memory: its rows are taken at once, with the bits of torch, which stacks them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kit.foreign import ROWS, SIZE, stateful
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+import headrace as hr
+
+PLAIN = [torch.randn(ROWS, 3), torch.arange(ROWS).to(torch.uint16), torch.randn(ROWS, 1, 2, 2), torch.zeros(ROWS, 0)]
+STRIDED = [torch.randn(3, ROWS).T, torch.randn(ROWS, 2, 3, 3).to(memory_format=torch.channels_last)]
+DATA = TensorDataset(*PLAIN)
+PART = Subset(Subset(DATA, np.arange(20)[::-1]), [7, -1, 3, 5, 0])  # type: ignore[arg-type]
+
+
+class Once:
+    """A sampler whose batches can be read once."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (iter(rows) for rows in ([3, 1], [2, 0]))
+
+    def __len__(self) -> int:
+        return 2
+
+
+LOADERS: dict[str, tuple[Any, bool]] = {
+    "tensors": (lambda: DataLoader(DATA, SIZE, shuffle=True), True),
+    "a part of a part": (lambda: DataLoader(PART, 2, shuffle=True, drop_last=True), True),
+    "with a state": (lambda: stateful(DATA, shuffle=True), True),
+    "counted from the end": (lambda: DataLoader(DATA, batch_sampler=[[3, -1], [0, -ROWS]]), False),
+    "numbers read once": (lambda: DataLoader(DATA, batch_sampler=Once()), False),  # type: ignore[arg-type]
+    "other strides": (lambda: DataLoader(TensorDataset(*STRIDED), SIZE), False),
+    "a parameter": (lambda: DataLoader(TensorDataset(torch.nn.Parameter(torch.randn(ROWS))), SIZE), False),
+    "a collate function": (lambda: DataLoader(DATA, SIZE, collate_fn=lambda rows: default_collate(rows)), False),
+}
+
+
+def laid_out(parts: Iterable[Tensor]) -> Any:
+    return [(part.dtype, part.stride(), part.tolist()) for part in parts]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
+@pytest.mark.parametrize("kind", LOADERS)
+def test_rows_of_tensors_are_taken_at_once_with_the_bits_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, at_once = LOADERS[kind]
+    torch.manual_seed(0)
+    expected = [laid_out(batch) for batch in make()], torch.get_rng_state().tolist()
+    asked, one_by_one = list[int](), TensorDataset.__getitem__
+
+    def counted(self: Any, row: Any) -> Any:
+        asked.append(row)
+        return one_by_one(self, row)
+
+    monkeypatch.setattr(TensorDataset, "__getitem__", counted)
+    torch.manual_seed(0)
+    loader = make()
+    source = hr.LoaderSource(loader, names="abcd"[: len(loader.dataset[0])])
+    asked.clear()
+    found = [laid_out(batch.fields.values()) for batch in hr.Feed(source)]
+    assert (found, torch.get_rng_state().tolist()) == expected
+    assert (asked == []) == at_once
+
+
+def test_a_row_that_is_not_there_is_named_by_torch() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(3)), batch_sampler=[[0, 1], [2, 3]])
+    with pytest.raises(hr.SourceError, match="failed after 1 batches of epoch 0: IndexError: index 3 is out of bounds"):
+        list(hr.Feed(hr.LoaderSource(loader)))
+
+
+@pytest.mark.parametrize("kind", [Tensor, tuple])
+def test_a_collate_function_that_somebody_has_extended_is_called(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(batch: Any, *, collate_fn_map: Any) -> Any:
+        return torch.stack(batch if kind is Tensor else [part for part, *_ in batch]) + 1
+
+    monkeypatch.setitem(default_collate_fn_map, kind, first)
+    [batch] = hr.Feed(hr.LoaderSource(DataLoader(TensorDataset(torch.arange(3)), 3)))
+    assert batch["x"].tolist() == [1, 2, 3]
