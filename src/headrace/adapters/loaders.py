@@ -45,11 +45,11 @@ def check_unshared(data: Any) -> None:
             )
 
 
-def lost_by_drop_last(data: DataLoader[Any]) -> str:
+def lost_by_drop_last(data: Any) -> str:
     """Why a loader that gives no batch has none, if its `drop_last` is the reason."""
     if not data.drop_last:
         return ""
-    rows = len(data.dataset)  # type: ignore[arg-type]
+    rows = len(data.dataset)
     return f"its {rows} rows do not fill a batch of {data.batch_size}, and drop_last=True drops what does not."
 
 
