@@ -41,7 +41,7 @@ def files(kind: str) -> str:
 OPTIONS: dict[str, Any] = {
     "columns": {"x": ["a", "b"], "age": "age", "name": "name"},
     "dtypes": {"x": "float32"},
-    "nulls": {"age": ["mean", "indicate"], "name": "unknown"},
+    "nulls": {"age": "mean", "name": "unknown"},
 }
 
 
@@ -86,16 +86,6 @@ def test_half_a_cache_of_a_process_that_was_killed_is_never_read(tmp_path: Path)
     assert any(path.name.endswith(".tmp") for path in cache.iterdir()), "it was killed after it had written"
     found = hr.open_table(name, columns=["a", "b"], memory_bytes=0, cache=cache)
     assert every_row(found) == every_row(hr.open_table(name, columns=["a", "b"]))
-
-
-def test_a_damaged_description_is_made_again(tmp_path: Path) -> None:
-    name, cache = files("csv"), tmp_path / "cache"
-    options: dict[str, Any] = {**OPTIONS, "memory_bytes": 0, "cache": cache}
-    expected = every_row(hr.open_table(name, **options))
-    (note,) = cache.glob("*.json")
-    for text in ("", "[]", '{"streams": [1]}'):
-        note.write_text(text)
-        assert every_row(hr.open_table(name, **options)) == expected
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

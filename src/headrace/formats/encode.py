@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError, unknown
 from .categories import ColumnPlace, distinct, is_text, leaf_of, leaves, refuse_numbers, shown, strings_of
 from .columns import fields_of
 from .lazy import pa, pt
-from .nulls import LEARNED, Fills, Nulls, filled, filled_schema, fills_of, learned, said_of, with_fill
+from .nulls import LEARNED, Fill, Fills, Nulls, filled, filled_schema, fills_of, learned, said_of, with_fill
 from .paths import DataFile, reading
 from .read import READ_AS, Batches
 from .schema import categories_in, streams_of
@@ -48,12 +48,10 @@ class Request:
         """The columns of a stream, by the names that they have inside of the library."""
         return [inner(column) for column in self.selection.columns_of(stream)]
 
-    def fills(self) -> tuple[dict[str, Any], Mapping[str, Sequence[str]]]:
-        """What stands for nulls by column, and the streams that say where they were, of which columns."""
+    def fills(self) -> dict[str, Fill]:
+        """What stands for nulls by column."""
         known = {name: values for name, values in self.like.nulls.items() if name not in self.nulls}
-        optional, indicators = fills_of(known, self.inner, optional=True)
-        fills, others = fills_of(self.nulls, self.inner)
-        return optional | fills, indicators | others
+        return fills_of(known, self.inner, optional=True) | fills_of(self.nulls, self.inner)
 
     def text_types(self) -> dict[str, str]:
         """The types that columns of text are read as, where the request says so."""
@@ -61,7 +59,7 @@ class Request:
         kinds |= dict.fromkeys(self.categories, "string")
         kinds |= {name: "string" for name, strings in self.like.categories.items() if strings}
         types = {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
-        return types | {shown(column): "string" for column, fill in self.fills()[0].items() if fill.text}
+        return types | {shown(column): "string" for column, fill in self.fills().items() if fill.text}
 
     def settings(self) -> list[Any]:
         """What the rows of a table depend on besides its files."""
@@ -111,11 +109,6 @@ class FileColumns:
         """The streams that are made of them."""
         return [made.stream for made in self.made]
 
-    def choose(self, request: Request, indicators: Mapping[str, Sequence[str]]) -> None:
-        """Finds the streams that are made of the columns."""
-        there = {name: columns for name, columns in indicators.items() if columns[0] in self.names}
-        self.made = request.selection.made_of(self.streams, list(self.texts), self.where, there)
-
     def encode(self, batch: Any, first: int) -> dict[str, Field]:
         """The streams of a record batch; `first` is the number of its first row, for messages."""
         where = str(self.where)
@@ -134,8 +127,7 @@ class Encoder:
     """Makes streams of the columns of files of one kind."""
 
     def __init__(self, columns: Sequence[Columns], request: Request) -> None:
-        fills, indicators = request.fills()
-        self.columns = columns
+        self.columns, fills = columns, request.fills()
         self.files = [FileColumns(where, data, request, fills) for where, data in columns]
         first = self.files[0]
         fills = {column: fill for column, fill in fills.items() if not fill.optional or column in first.names}
@@ -152,7 +144,7 @@ class Encoder:
         categories = {column: with_fill(each, column, fills, column in given) for column, each in strings.items()}
         for file in self.files:
             file.fills, file.categories = fills, categories
-            file.choose(request, indicators)
+            file.made = request.selection.made_of(file.streams, list(file.texts), file.where)
             if file.made_streams != first.made_streams:
                 raise DataError(_unlike(first.where, first.made_streams, file.where, file.made_streams))
         self.encoding = self._encoding(request, fills, categories)

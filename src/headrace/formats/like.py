@@ -11,7 +11,6 @@ from ..errors import DataError
 from .encode import Request
 from .files import column_names, open_by
 from .frames import is_frame, where_of
-from .nulls import indicated
 from .select import Selection, are_numbers, begins_with_numbers, no_names
 
 
@@ -33,9 +32,7 @@ def open_like(data: Any, like: Encoding, required: Collection[str] = (), left_ou
             "Open it and map it: hr.map(hr.open_table(path, ...), function)."
         )
     there = column_names(data)
-    made = indicated(like.nulls)  # streams that no column is, but another one's nulls
-    required = {made.get(name, name) for name in required}
-    columns = {name: of for name, of in _columns(like, there, required, where).items() if name not in made}
+    columns = _columns(like, there, required, where)
     for stream in columns.keys() & required:
         if lost := [column for column in columns[stream] if column not in there]:
             if are_numbers(there):

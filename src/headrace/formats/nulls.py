@@ -1,4 +1,4 @@
-"""Fills nulls: what stands for the missing values of a column, and columns that say where they were."""
+"""Fills nulls: what stands for the missing values of a column."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,17 @@ from ..errors import ConfigError, DataError, unknown
 from .categories import ColumnPlace, is_text, shown
 from .lazy import pa, pc, pt
 
-INDICATE = "indicate"
 LEARNED: Mapping[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median}
 Nulls = Mapping[str, Any]
 """What stands for nulls by stream, as `open_table` takes it; plain values that JSON holds."""
-_EXAMPLE = "Write {'age': 'mean', 'fare': 0.0, 'home': 'unknown', 'height': ['median', 'indicate']}."
+_EXAMPLE = "Write {'age': 'mean', 'fare': 0.0, 'home': 'unknown'}."
 
 
 @dataclass(frozen=True)
 class Fill:
-    """What stands for the nulls of one column, and the column that says where they were, if there is to be one."""
+    """What stands for the nulls of one column."""
 
     value: Any
-    indicator: str = ""
     optional: bool = False
     """Whether the column may be missing: it is read as the training data were, and may be of another file."""
 
@@ -38,7 +36,7 @@ Fills = Mapping[str, Fill]
 
 
 def nulls_in(nulls: Any) -> dict[str, list[Any]]:
-    """Checks what a user has said of nulls: for each stream a list of values, and maybe "indicate"."""
+    """Checks what a user has said of nulls: for each stream a list of values."""
     if not isinstance(nulls, Mapping):
         raise ConfigError(f"nulls= is {{stream: what stands for its nulls}}, got {nulls!r}. {_EXAMPLE}")
     found = {}
@@ -48,23 +46,18 @@ def nulls_in(nulls: Any) -> dict[str, list[Any]]:
         for each in said:
             if not isinstance(each, str | Real) or (isinstance(each, float) and not np.isfinite(each)):
                 raise ConfigError(
-                    f"nulls=: stream {name!r} takes 'mean', 'median', a number, a category or 'indicate', "
-                    f"got {each!r}. {_EXAMPLE}"
+                    f"nulls=: stream {name!r} takes 'mean', 'median', a number or a category, got {each!r}. {_EXAMPLE}"
                 )
-        if not said or said.count(INDICATE) > 1:
-            raise ConfigError(f"nulls=: stream {name!r} takes a value and maybe 'indicate', got {given!r}. {_EXAMPLE}")
+        if not said:
+            raise ConfigError(f"nulls=: stream {name!r} takes a value, got {given!r}. {_EXAMPLE}")
         found[name] = said
     return found
 
 
-def fills_of(
-    nulls: Nulls, columns_of: Callable[[str], Sequence[str]], optional: bool = False
-) -> tuple[dict[str, Fill], dict[str, list[str]]]:
-    """What is filled in by column, and for each stream that says where nulls were the columns that it is made of."""
+def fills_of(nulls: Nulls, columns_of: Callable[[str], Sequence[str]], optional: bool = False) -> dict[str, Fill]:
+    """What is filled in by column."""
     fills: dict[str, Fill] = {}
-    indicators: dict[str, list[str]] = {}
-    for stream, said in nulls_in(nulls).items():
-        values = [value for value in said if value != INDICATE] or [0]
+    for stream, values in nulls_in(nulls).items():
         columns = list(columns_of(stream))
         if optional and len(values) not in (1, len(columns)):
             continue  # these data have the columns apart, which their streams will tell
@@ -76,32 +69,24 @@ def fills_of(
                 "for its nulls. Give one for all of them, or one for each."
             )
         for column, value in zip(columns, values * len(columns) if len(values) == 1 else values, strict=True):
-            fill = Fill(value, f"{column}_null" if INDICATE in said else "", optional)
+            fill = Fill(value, optional)
             if fills.setdefault(column, fill) != fill:
                 raise ConfigError(f"nulls=: column {shown(column)!r} is in two streams. Fill its nulls alike in both.")
-        if INDICATE in said:
-            indicators[f"{stream}_null"] = [fills[column].indicator for column in columns]
-    return fills, indicators
+    return fills
 
 
 def said_of(nulls: Nulls, fills: Fills, columns_of: Callable[[str], Sequence[str]]) -> dict[str, Any]:
     """What stands for the nulls of each stream, now that it is known; JSON holds it, and `nulls=` takes it."""
     found: dict[str, Any] = {}
     for stream in nulls:
-        filled = [fills[column] for column in columns_of(stream) if column in fills]
-        values = [fill.value for fill in filled] + [INDICATE] * any(fill.indicator for fill in filled)
-        if filled:
+        values = [fills[column].value for column in columns_of(stream) if column in fills]
+        if values:
             found[stream] = values if len(values) > 1 else values[0]
     return found
 
 
-def indicated(nulls: Nulls) -> dict[str, str]:
-    """The streams that say where nulls were, and those whose nulls they are."""
-    return {f"{name}_null": name for name, said in nulls_in(nulls).items() if INDICATE in said}
-
-
 def filled_schema(schema: Any, fills: Fills, where: str) -> Any:
-    """The schema of columns that are filled: fractions need floats, and indicators come last."""
+    """The schema of columns that are filled: fractions need floats."""
     for column, fill in fills.items():
         place = ColumnPlace(column, where)
         index = schema.get_field_index(column)
@@ -111,18 +96,11 @@ def filled_schema(schema: Any, fills: Fills, where: str) -> Any:
             raise ConfigError(f"nulls=: {where}: {unknown('column', shown(column), map(shown, schema.names))}")
         field = schema.field(index)
         schema = schema.set(index, field.with_type(_filled_type(field.type, fill, place)))
-        if fill.indicator in schema.names:
-            raise ConfigError(
-                f"nulls=: {place} needs a stream {shown(fill.indicator)!r} that says where its nulls are, and there "
-                "is a column of this name. Rename that one."
-            )
-        if fill.indicator:
-            schema = schema.append(pa.field(fill.indicator, pa.float32()))
     return schema
 
 
 def filled(batch: Any, fills: Fills, where: str) -> Any:
-    """A record batch without nulls in the columns that have a fill, and with their indicators."""
+    """A record batch without nulls in the columns that have a fill."""
     for index, name in enumerate(batch.schema.names):
         if (fill := fills.get(name)) is None:
             continue
@@ -130,8 +108,6 @@ def filled(batch: Any, fills: Fills, where: str) -> Any:
         kind = _filled_type(column.type, fill, place)
         missing = pc.is_null(column, nan_is_null=True)
         batch = batch.set_column(index, name, _filled(column, missing, kind, fill.value, place))
-        if fill.indicator:
-            batch = batch.append_column(fill.indicator, missing.cast(pa.uint8()).cast(pa.float32()))
     return batch
 
 
@@ -150,7 +126,7 @@ def learned(fill: Fill, arrays: Iterable[Any], place: ColumnPlace) -> Fill:
     value = float(LEARNED[fill.value](numbers))
     if not np.isfinite(value):
         raise DataError(f"{place} holds infinite numbers, and its {fill.value} is {value}. Fill it with a number.")
-    return Fill(value, fill.indicator, fill.optional)
+    return Fill(value, fill.optional)
 
 
 def with_fill(strings: Sequence[str], column: str, fills: Fills, given: bool = False) -> list[str]:

@@ -135,30 +135,18 @@ class Selection:
                 raise DataError(f"{where}: {unknown('column', name, held)}")
         return [name for name in held if name in asked]
 
-    def made_of(
-        self, streams: Sequence[Stream], texts: Sequence[str], where: object, indicators: Mapping[str, Sequence[str]]
-    ) -> list[MadeOf]:
-        """What is made of the columns of a file; `texts` are the columns of strings among them.
-
-        `indicators`: streams that say where nulls were, and the columns that they are made of.
-        """
+    def made_of(self, streams: Sequence[Stream], texts: Sequence[str], where: object) -> list[MadeOf]:
+        """What is made of the columns of a file; `texts` are the columns of strings among them."""
         known = {stream.name: stream for stream in streams}
         found = []
-        beside = {column for columns in indicators.values() for column in columns}
-        for name in [*(self.columns or (column for column in known if column not in beside)), *indicators]:
-            columns = [inner(column) for column in indicators.get(name) or self.columns_of(name)]
-            of = name.removesuffix("_null") if name in indicators else name
-            stacked = self.columns is not None and not isinstance(self.columns[of], str)
+        for name in self.columns or known:
+            columns = [inner(column) for column in self.columns_of(name)]
+            stacked = self.columns is not None and not isinstance(self.columns[name], str)
             stream = _stacked(name, [known[c] for c in columns], texts, where) if stacked else known[columns[0]]
             _refuse_dots(name, where)
             dtype = self.dtypes.get(name, stream.dtype)
             stream = Stream(name, stream.shape, dtype, stream.layout, stream.sequence)
             found.append(MadeOf(stream, tuple(columns), stacked))
-        if twice := _twice([made.stream.name for made in found]):
-            raise ConfigError(
-                f"nulls=: the stream {twice[0]!r} is to say where nulls are, and columns= has a stream of this name. "
-                "Name that one otherwise."
-            )
         for name in self.dtypes:
             if name not in [made.stream.name for made in found]:
                 raise ConfigError(f"dtypes=: {unknown('stream', name, [made.stream.name for made in found])}")

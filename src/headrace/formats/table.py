@@ -45,7 +45,6 @@ def open_table(
             strings of the column, sorted.
         nulls: what replaces missing values and NaN, as in `{"age": "mean", "fare": 0.0, "home": "unknown"}`: "mean" or
             "median" of the other rows, a number, or a string as a category. A list for several columns of a stream.
-            With `["mean", "indicate"]` a stream `age_null` marks the missing values; "indicate" alone fills in 0.
             Integers filled with fractions become float64. `Table.nulls` has the values that were used.
         streams: what a file does not contain: the width of sparse rows, the length of lists that are vectors.
         like: a table, or `Trainer.encoding`, with the columns, dtypes, categories and nulls to use. A trainer reads
