@@ -7,6 +7,7 @@ compressed, and unpacked beside the large files it gives the directory of the ch
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BytesIO
@@ -75,15 +76,21 @@ def is_here(path: Path, sha256: str | None) -> bool:
 
 
 def download(remote: Remote, path: Path, objects: Mapping[str, Object], sha256: str) -> None:
-    """Downloads a checkpoint; one whose hashes differ is read twice more, and is then refused by whoever loads it."""
+    """Downloads a checkpoint. One that is damaged is read twice more; whoever loads it refuses it then."""
     for is_last in (False, False, True):
         disk.make_dirs(path)
         try:
             _download(remote, path, objects, sha256)
             break
-        except CorruptError:
+        except CorruptError as error:
             if not is_last:
                 disk.remove_tree(path)
+                continue
+            warnings.warn(
+                f"the checkpoint {path.name} in {remote.url} is damaged: {error} It was read three times, and is not "
+                "used. Put it back from a copy, or remove its directory from the store.",
+                stacklevel=2,
+            )
     disk.write_file(path / COMMIT, f"{sha256}\n".encode())
 
 
