@@ -2,9 +2,9 @@
 
     python benchmarks/object_store.py
 
-A real S3 server (moto) answers over HTTP on this machine, on a core of its own. A proxy counts requests; times are
-without it. A second is one of the processor's time: a save comes after as many updates as it makes in one. Two
-trainings, one with a local run, go on by turns, so that other programs on this machine slow both down alike; the ten
+A real S3 server (moto) answers over HTTP on this machine: in this process where requests are counted, and on a core of
+its own where time is. A second is one of the processor's time: a save comes after as many updates as it makes in one.
+Two trainings, one with a local run, go on by turns, so that other programs on this machine slow both alike; the ten
 seconds between reports, and between renewals of the claim, are also those of the processor.
 """
 
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,7 +28,7 @@ from headrace.store import claim, mirror
 from headrace.store.cache import folder_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from kit.s3_server import Proxy, s3
+from kit.s3_server import Server, s3
 
 SAVES, PARTS, REPEATS = 2, 2, 7  # saves in a part
 WIDTH = 256
@@ -77,7 +79,7 @@ class Training:
         self._process.wait()
 
 
-def requests(proxy: Proxy, folder: Path) -> dict[str, dict[str, int]]:
+def requests(server: Server, folder: Path) -> dict[str, dict[str, int]]:
     """Requests of a run's first start, of a save, and of a start on another machine."""
     found = {}
     run = "s3://bucket/counted"
@@ -90,27 +92,40 @@ def requests(proxy: Proxy, folder: Path) -> dict[str, dict[str, int]]:
         trainer.fit(data, epochs=epochs, run=run, progress=False)
 
     fit(3)
-    proxy.log.clear()
+    server.log.clear()
     fit(4)
-    saved = [line for line in proxy.log if "/checkpoints/" in line or line.startswith("DELETES") or "metrics" in line]
+    saved = [line for line in server.log if "/checkpoints/" in line or line.startswith("DELETES") or "metrics" in line]
     found["a save"] = _kinds(saved)
     shutil.rmtree(folder_of(run))
-    proxy.log.clear()
+    server.log.clear()
     hr.Record(run)
-    found["reading it on another machine"] = _kinds(proxy.log)
-    proxy.log.clear()
+    found["reading it on another machine"] = _kinds(server.log)
+    server.log.clear()
     hr.Record(run)
-    found["reading it again"] = _kinds(proxy.log)
+    found["reading it again"] = _kinds(server.log)
     shutil.rmtree(folder_of(run))
-    proxy.log.clear()
+    server.log.clear()
     fit(4)
-    found["a resume on another machine that has nothing to train"] = _kinds(proxy.log)
+    found["a resume on another machine that has nothing to train"] = _kinds(server.log)
     return found
 
 
 def _kinds(log: list[str]) -> dict[str, int]:
     kinds = [line.partition(" ")[0] for line in log]
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))} | {"all": len(kinds)}
+
+
+@contextmanager
+def apart() -> Iterator[str]:
+    """A server in a process of its own: its URL."""
+    code = "import time; from kit.s3_server import Server; print(Server().url, flush=True); time.sleep(3000)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=sys.path[0], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def cores() -> list[set[int]]:
@@ -123,13 +138,13 @@ def main() -> None:
     torch.set_num_threads(1)
     trainers, servers = cores()
     os.sched_setaffinity(0, servers)  # a process that is started has those of its parent
-    with tempfile.TemporaryDirectory() as folder, s3(limit_s=3000) as proxy:
+    with tempfile.TemporaryDirectory() as folder, s3() as server, apart() as url:
         os.sched_setaffinity(0, trainers)
         os.environ["HEADRACE_CACHE"] = f"{folder}/cache"
-        counted = requests(proxy, Path(folder))
+        counted = requests(server, Path(folder))
         for what, kinds in counted.items():
             print(f"{what}: {kinds}")
-        os.environ["AWS_ENDPOINT_URL"] = proxy.server_url
+        os.environ["AWS_ENDPOINT_URL"] = url
         once = Training(f"{folder}/once", 500)
         every = int(500 * SAVES / statistics.median(once.part()[1] for _ in range(5)))
         once.end()

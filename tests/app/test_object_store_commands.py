@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kit.cli_parts import answer, headrace
-from kit.s3_server import Proxy, s3
+from kit.s3_server import Server, s3
 from torch import nn
 
 import headrace as hr
@@ -38,13 +38,13 @@ def small(width: int = 8) -> hr.Recipe:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Proxy]:
-    with s3() as proxy:
-        yield proxy
+def server() -> Iterator[Server]:
+    with s3() as server:
+        yield server
 
 
 @pytest.fixture
-def recipe(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "object_recipe.py").write_text(RECIPE)
     return str(tmp_path / "object_recipe.py")
@@ -52,7 +52,7 @@ def recipe(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.mark.slow
 def test_commands_take_a_run_in_a_store(
-    recipe: str, server: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = "s3://bucket/commands/a"
     assert answer(capsys, "fit", recipe, "--run", run)["run"] == run
@@ -78,7 +78,7 @@ def test_commands_take_a_run_in_a_store(
 
 @pytest.mark.slow
 def test_a_list_of_runs_takes_a_request_for_each(
-    recipe: str, server: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for width in (2, 3, 4):
         assert headrace("fit", recipe, "--width", str(width), "--run", f"s3://bucket/list/w{width}") == 0
@@ -93,7 +93,7 @@ def test_a_list_of_runs_takes_a_request_for_each(
     assert sorted(asked)[:3] == [f"GET list/w{width}/overview.json" for width in (2, 3, 4)]
 
 
-def test_the_copy_of_a_run_is_not_trained_as_a_run_of_its_own(recipe: str, server: Proxy, tmp_path: Path) -> None:
+def test_the_copy_of_a_run_is_not_trained_as_a_run_of_its_own(recipe: str, server: Server, tmp_path: Path) -> None:
     run = "s3://bucket/copies/a"
     model = nn.Linear(4, 2)
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.s3_server import Proxy, s3
+from kit.s3_server import Server, s3
 from torch import nn
 
 import headrace as hr
@@ -20,13 +20,13 @@ X = np.arange(48, dtype=np.float32).reshape(12, 4)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Proxy]:
-    with s3() as proxy:
-        yield proxy
+def server() -> Iterator[Server]:
+    with s3() as server:
+        yield server
 
 
 @pytest.fixture
-def store(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """The server, and an empty cache on this machine."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     server.log.clear()
@@ -48,7 +48,7 @@ def read(url: str) -> np.ndarray[Any, Any]:
     return table.rows(0, len(table))["x"].numpy()
 
 
-def requests(store: Proxy) -> list[str]:
+def requests(store: Server) -> list[str]:
     """Those since they were asked for last, without uploads."""
     found = [line.split()[0] for line in store.log if not line.startswith("PUT")]
     store.log.clear()
@@ -60,7 +60,7 @@ def copies() -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_file_is_downloaded_once_and_again_after_it_has_changed(store: Proxy, tmp_path: Path) -> None:
+def test_a_file_is_downloaded_once_and_again_after_it_has_changed(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npy"
     write(url, X)
     assert (read(url) == X).all()
@@ -75,7 +75,7 @@ def test_a_file_is_downloaded_once_and_again_after_it_has_changed(store: Proxy, 
 
 
 @pytest.mark.slow
-def test_a_run_is_not_resumed_on_a_file_that_has_changed(store: Proxy, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_on_a_file_that_has_changed(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npz"
 
     def train(epochs: int) -> None:
@@ -93,7 +93,7 @@ def test_a_run_is_not_resumed_on_a_file_that_has_changed(store: Proxy, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_damaged_or_half_is_downloaded_again(store: Proxy, tmp_path: Path) -> None:
+def test_a_copy_that_is_damaged_or_half_is_downloaded_again(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npy"
     write(url, X)
     read(url)
@@ -107,7 +107,7 @@ def test_a_copy_that_is_damaged_or_half_is_downloaded_again(store: Proxy, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_file_that_changes_while_it_is_downloaded_is_refused(store: Proxy, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_downloaded_is_refused(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npy"
     write(url, X)
 
@@ -125,7 +125,7 @@ def test_a_file_that_changes_while_it_is_downloaded_is_refused(store: Proxy, tmp
 
 
 @pytest.mark.slow
-def test_copies_have_a_limit(store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_have_a_limit(store: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = [f"s3://bucket/{tmp_path.name}/{name}.npy" for name in "abc"]
     for url in urls:
         write(url, X)
@@ -147,7 +147,7 @@ def test_copies_have_a_limit(store: Proxy, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_all_files_of_a_folder_are_asked_for_in_one_list(store: Proxy, tmp_path: Path) -> None:
+def test_all_files_of_a_folder_are_asked_for_in_one_list(store: Server, tmp_path: Path) -> None:
     for name in "abc":
         write(f"s3://bucket/{tmp_path.name}/parts/{name}.npy", X)
     for path in ("parts", "parts/*.npy"):
