@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.ctf_files import NAMES, STREAMS, plain, spoilt, valid
+from kit.ctf_files import NAMES, STREAMS, damaged, plain, valid
 from kit.ctf_reference import Bad, Outcome, number, reference
 from kit.sampled import seeds
 
@@ -235,7 +235,7 @@ def survey(numbers: Iterable[int], tmp_path: Path, monkeypatch: Any, pieces: Pie
     outcomes: Counter[str] = Counter()
     for seed in numbers:
         random = Random(seed)
-        data = spoilt(valid(random, random.randrange(1, 12), ids=random.random() < 0.8), random)
+        data = damaged(valid(random, random.randrange(1, 12), ids=random.random() < 0.8), random)
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             continue
         path, truth = written(tmp_path / f"{seed}.ctf", data), reference(data, STREAMS, NAMES)
@@ -360,8 +360,8 @@ def test_a_file_of_another_encoding_is_an_error(tmp_path: Path) -> None:
 
 def test_a_packed_file_that_is_cut_short_or_damaged_is_an_error(tmp_path: Path) -> None:
     data = gzip.compress(SAMPLE.encode() * 1)
-    damaged = data[:40] + bytes([data[40] ^ 255]) + data[41:]
-    for k, bad in enumerate((data[:-12], data[:30], data[:5], damaged, b"no gzip at all")):
+    other = data[:40] + bytes([data[40] ^ 255]) + data[41:]
+    for k, bad in enumerate((data[:-12], data[:30], data[:5], other, b"no gzip at all")):
         with pytest.raises(SourceError, match="cut short or damaged"):
             open_ctf(written(tmp_path / f"{k}.ctf.gz", bad), [LABEL])
         assert sorted(tmp_path.glob(".*")) == []

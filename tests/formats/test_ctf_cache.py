@@ -90,17 +90,6 @@ def test_a_damaged_cache_is_noticed_and_made_again(tmp_path: Path, parses: list[
         assert parses == [path]
 
 
-def test_a_directory_that_cannot_be_written_asks_for_another(tmp_path: Path, monkeypatch: Any) -> None:
-    path, elsewhere = made(tmp_path / "train.ctf"), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    before = os.access
-    monkeypatch.setattr(os, "access", lambda name, mode: Path(name) != tmp_path and before(name, mode))
-    with pytest.raises(ConfigError, match=r"cannot be converted into .*: Permission denied.*cache="):
-        open_ctf(path, [X])
-    assert len(open_ctf(path, [X], cache=elsewhere)) == 5
-    assert len(kept(elsewhere)) == 1
-
-
 def _open_on_a_full_disk(path: Path, queue: Any) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
@@ -134,20 +123,6 @@ def test_names_of_files_may_be_long_and_strange_and_the_same(name: str, tmp_path
         tables = [open_ctf(tmp_path / str(k) / name, [X], cache=shared) for k in range(2)]
         assert [table.rows(0, 1)["x"].tolist() for table in tables] == [[[0, 1]], [[1, 1]]]
     assert len(parses) == len(kept(shared)) == 2
-
-
-def test_what_a_killed_process_left_is_never_taken_for_a_cache(tmp_path: Path, parses: list[Path]) -> None:
-    path = made(tmp_path / "train.ctf")
-    table = open_ctf(path, [X])
-    (cached,) = kept(tmp_path)
-    complete = cached.read_bytes()
-    cached.with_suffix(".json").unlink()  # it is written last
-    cached.write_bytes(complete[:500])
-    (tmp_path / f".{cached.name}.0123456789abcdef.tmp").write_bytes(complete[:700])
-    again = open_ctf(path, [X])
-    assert torch.equal(again.rows(0, 5)["x"], torch.tensor([[k, 1.0] for k in range(5)]))
-    assert again.fingerprint() == table.fingerprint()
-    assert parses == [path, path]
 
 
 def _open(path: Path, barrier: Any, queue: Any) -> None:

@@ -1,10 +1,8 @@
 """Files of every kind are read, in place where their bytes allow it, and damaged ones are refused."""
 
 import gzip
-import io
 import os
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 import torch
-from kit.file_tables import every_row, mixed, numbers, text
+from kit.file_tables import every_row, numbers
 from kit.late import pandas as pd
 
-import headrace as hr
 from headrace.data.fields import tensors_of
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
@@ -75,37 +72,20 @@ def test_nobody_writes_into_a_file_through_its_rows() -> None:
 def test_arrays_in_columns_and_of_another_byte_order_are_read_too() -> None:
     array = np.arange(12.0).reshape(4, 3)
     np.savez("t.npz", f=np.asfortranarray(array), b=array.astype(">f4"), z=np.zeros((4, 0)), o=array[:, 1] > 4)
+    np.savez_compressed("c.npz", f=array)
     np.save("f.npy", np.asfortranarray(array))
     batch = open_table("t.npz").take(torch.tensor([3, 0]))
     assert batch["f"].tolist() == batch["b"].tolist() == [[9, 10, 11], [0, 1, 2]]
     assert batch["z"].shape == (2, 0)
     assert batch["o"].tolist() == [True, False]
-    assert open_table("f.npy").take(torch.tensor([3, 0]))["x"].tolist() == [[9, 10, 11], [0, 1, 2]]
-
-
-def test_a_compressed_npz_and_compressed_arrow_files_are_read_as_well() -> None:
-    table = mixed(100)
-    batch = table.rows(0, 100)
-    np.savez_compressed("t.npz", n=batch["n"].numpy())
-    assert open_table("t.npz").rows(0, 100)["n"].tolist() == list(range(100))
-    from headrace.formats.columns import record_batch_of
-    from headrace.formats.schema import schema_of
-
-    schema = schema_of(table.streams, categories=table.categories)
-    record = record_batch_of(batch.fields, schema, table.categories)
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.OSFile("t.arrow", "wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
-        for start in (0, 40):
-            writer.write_batch(record.slice(start, 40 if not start else 60))
-    found = open_table("t.arrow")
-    assert every_row(found) == every_row(table)
-    assert open_table("t.arrow", columns=["species", "n"]).rows(39, 41)["n"].tolist() == [39, 40]
+    for name, column in (("f.npy", "x"), ("c.npz", "f")):
+        assert open_table(name).take(torch.tensor([3, 0]))[column].equal(batch["f"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
-@pytest.mark.parametrize("text", ["one\ntwo\nthree\nfour\nfive", 'a ""word"",\r\nand more'])
-def test_a_line_break_in_quotes_is_a_part_of_its_text_in_a_file_of_any_size(name: str, text: str) -> None:
+def test_a_line_break_in_quotes_is_a_part_of_its_text_in_a_file_of_any_size(name: str) -> None:
+    text = 'a ""word"",\r\nand more\nfour\nfive'
     rows = 1_000_000  # more than is read at once
     raw = ("name,y\n" + f'"{text}",1\n"plain",2\n' * (rows // 2)).encode()
     Path(name).write_bytes(gzip.compress(raw, 1) if name.endswith(".gz") else raw)
@@ -131,50 +111,3 @@ def test_the_index_of_a_frame_is_no_stream_unless_it_is_named() -> None:
     for name in ("t.parquet", "t.feather"):
         assert list(open_table(name).rows(0, 2).fields) == ["a"]
         assert open_table(name, columns=["__index_level_0__"]).rows(0, 2)["__index_level_0__"].tolist() == [5, 7]
-
-
-# --- damaged files --------------------------------------------------------------------------------------
-
-
-def test_a_file_of_a_kind_that_its_name_does_not_tell_is_refused() -> None:
-    for kind in ("npy", "npz", "arrow", "parquet"):
-        text("t." + kind, "no such thing, but long enough to be looked at as if it were one")
-        with pytest.raises(hr.DataError, match=rf"t\.{kind} cannot be read: .*check that its name tells"):
-            open_table("t." + kind)
-
-
-def test_objects_are_never_unpickled() -> None:
-    np.save("t.npy", np.array([{"a": 1}]), allow_pickle=True)
-    np.savez("t.npz", x=np.array([{"a": 1}], object))
-    for name in ("t.npy", "t.npz"):
-        with pytest.raises(hr.DataError, match="has dtype object, which torch does not have"):
-            open_table(name)
-
-
-def test_a_zip_that_says_something_else_of_a_member_is_refused() -> None:
-    with zipfile.ZipFile("t.npz", "w") as archive:
-        archive.writestr("x.npy", b"not an array at all")
-    with pytest.raises(hr.DataError, match=r"t\.npz cannot be read: the magic string is not correct"):
-        open_table("t.npz")
-    np.save("x.npy", np.arange(100.0))
-    Path("x.npy").write_bytes(Path("x.npy").read_bytes()[:-8])
-    with pytest.raises(hr.DataError, match=r"x\.npy is cut short: \[100\] of float64 take 800 bytes, 792 are there"):
-        open_table("x.npy")
-
-
-def test_a_small_array_in_a_large_member_is_not_unpacked() -> None:
-    held = io.BytesIO()
-    np.save(held, np.arange(3))
-    with zipfile.ZipFile("t.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x.npy", held.getvalue() + bytes(1000))
-    with pytest.raises(hr.DataError, match=r"'x' of t\.npz is damaged: it has 1152 bytes, and its array 152"):
-        open_table("t.npz")
-
-
-def test_names_are_shown_as_they_are_in_the_file_and_encodings_are_named() -> None:
-    text("t.csv", "Sepal.When", "2020-01-01")
-    with pytest.raises(hr.DataError, match=r"column 'Sepal\.When' of t\.csv holds date32.*leave it out"):
-        open_table("t.csv", columns={"x": "Sepal.When"})
-    Path("l.csv").write_bytes("name\nJos\u00e9\n".encode("latin-1"))
-    with pytest.raises(hr.DataError, match=r"UTF-8"):
-        open_table("l.csv")

@@ -49,21 +49,6 @@ def test_columns_are_chosen_and_other_files_are_read_alike() -> None:
     assert other.rows(0, 1)["y"].tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (['{"x": 1}', '{"x": }'], r"t\.jsonl cannot be read: JSON parse error"),
-        (['{"x": 1}', "{}"], r"column 'x' of t\.jsonl has 1 nulls, the first in row 1"),
-        (['{"x": [1, 2]}', '{"x": [1]}'], r"column 'x' of t\.jsonl, row 1: a list of 1 items, expected x: int64\[2\]"),
-        (['{"x": {"a": 1}}'], r"column 'x' of t\.jsonl: expected x: int64\[2\], got struct"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_where_it_stands(lines: list[str], message: str) -> None:
-    streams = [hr.Stream("x", (2,), "int64")] if "[" in lines[0] or "{" in lines[0][1:] else None
-    with pytest.raises(hr.DataError, match=message):
-        hr.open_table(write(lines=lines), streams=streams).rows(0, len(lines))
-
-
 def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(paths.SUFFIXES, ".events", "")  # both are as they were after the test
     monkeypatch.setitem(read.READERS, ".events", None)
@@ -76,9 +61,6 @@ def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> N
     assert table.categories == {"kind": ["u", "v"]}
     with pytest.raises(hr.DataError, match=r"b\.events: unknown column 'z'"):
         hr.open_table("b.events", columns=["z"])
-    for suffix in ("events", ".a.b", ".csv"):
-        with pytest.raises(hr.ConfigError, match=r"add_format\(\)"):
-            hr.add_format(suffix, pyarrow.csv.read_csv)
     with pytest.raises(hr.DataError, match=r"Known are: .*\.events"):
         hr.open_table(write("t.unknown"))
 
