@@ -70,7 +70,7 @@ FILES = [
         "a checkpoint is removed from behind, COMMIT perhaps last",
         "            disk.unlink(self.path / place.name / COMMIT)  # from here on it is none\n",
         "",
-        RETENTION,
+        KILL,
     ),
     _fault(
         "the hash of a file is not compared",

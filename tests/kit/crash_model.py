@@ -1,16 +1,14 @@
 """What a disk may hold after the power fails: of the changes that were not synced any may be missing, in any mixture.
 
-A `Recorder` performs operations and notes them; `Story` turns the notes into changes of directories (by their
-number, not their name: what is renamed keeps what was done to it) and of files. A change of a directory is certain
-once that directory is synced, the bytes of a file once the file is. The model promises less than most file systems do.
+A directory is known by a number and not by its name: what is renamed keeps what was done to it. A change of a directory
+is certain once that directory is synced, the bytes of a file once the file is. Most file systems promise more.
 """
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 Tree = dict[str, bytes | None]  # paths, and the bytes of files; None for a directory
 Loss = dict[int, str]  # changes that are missing, and for those of bytes what is there instead
@@ -18,121 +16,62 @@ Loss = dict[int, str]  # changes that are missing, and for those of bytes what i
 BYTES_LOST = ("empty", "half", "zeros")
 
 
-@dataclass
-class Recorder:
-    """Performs operations for real and notes those that succeed."""
+class Change(NamedTuple):
+    """What has happened to a directory or a file, by its number.
 
-    log: list[tuple[Any, ...]] = field(default_factory=list)
+    "names": a name goes, a name comes, or both at once, and what has that name. "bytes": an offset, and the bytes from
+    there on. "synced": all before is certain. "returned": the save of this step has returned.
+    """
+
+    kind: str
+    of: int
+    what: tuple[Any, ...] = ()
+
+
+class Story:
+    """Performs operations under `root`, and tells what they change; what is there when it begins is certain."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.changes: list[Change] = []
+        self._count = 0
+        self._directories: dict[int, dict[str, int]] = {}  # when it begins
+        self._files: dict[int, bytes] = {}  # when it begins, and those that it makes, which begin empty
+        self._top = self._there(root)
+        self._names = {number: dict(entries) for number, entries in self._directories.items()}  # now
+        self._lengths = {number: len(data) for number, data in self._files.items()}
+        self._opened: dict[int, int] = {}  # files by their descriptors
 
     def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        noted = tuple(bytes(a) if isinstance(a, memoryview) else a for a in arguments)
-        result = call(*arguments)
-        self.log.append((operation, *noted, result))
+        result, path = call(*arguments), arguments[0]
+        if operation == "make_dir":
+            self._names[number := self._number()] = {}
+            self._rename(path, None, path.name, number)
+        elif operation == "create":
+            number = self._opened[result] = self._number()
+            self._files[number], self._lengths[number] = b"", 0
+            self._rename(path, None, path.name, number)
+        elif operation == "write":
+            number, data = self._opened[arguments[1]], bytes(arguments[2])
+            self.changes.append(Change("bytes", number, (self._lengths[number], data)))
+            self._lengths[number] += len(data)
+        elif operation == "fsync":
+            self.changes.append(Change("synced", self._opened[arguments[1]]))
+        elif operation == "sync_dir":
+            if path.is_relative_to(self.root):
+                self.changes.append(Change("synced", self._find(path)))
+        elif operation == "replace":
+            assert path.parent == arguments[1].parent, "between directories it would be two changes"
+            self._rename(path, path.name, arguments[1].name, self._find(path))
+        elif operation in ("unlink", "remove_dir"):
+            self._rename(path, path.name, None, self._find(path))
+        else:
+            raise NotImplementedError(operation)
         return result
 
     def returned(self, step: int) -> None:
         """A save has promised that this step is safe."""
-        self.log.append(("returned", step))
-
-
-@dataclass(frozen=True)
-class Names:
-    """A directory in which a name goes, a name comes, or both at once."""
-
-    directory: int
-    gone: str | None
-    come: str | None
-    what: int
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """Bytes of a file, from an offset on."""
-
-    file: int
-    offset: int
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Synced:
-    """From here on, everything before in this directory or this file is certain."""
-
-    what: int
-
-
-@dataclass(frozen=True)
-class Returned:
-    """A save returned."""
-
-    step: int
-
-
-Change = Names | Bytes | Synced | Returned
-
-
-class Story:
-    """A log of operations under `root`, beginning with what is there now, which is certain."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.directories: dict[int, dict[str, int]] = {}
-        self.files: dict[int, bytes] = {}
-        self._count = 0
-        self._made: dict[int, bytes] = {}  # files that the log creates, empty as they begin
-        self._top = self._there(root)
-        self.changes: list[Change] = []
-
-    def tell(self, log: list[tuple[Any, ...]]) -> None:
-        """Follows the log from the beginning to its end."""
-        names = {number: dict(entries) for number, entries in self.directories.items()}
-        lengths = {number: len(data) for number, data in self.files.items()}
-        open_files: dict[int, int] = {}
-
-        def find(path: Path) -> int:
-            number = self._top
-            for part in path.relative_to(self.root).parts:
-                number = names[number][part]
-            return number
-
-        def rename(path: Path, gone: str | None, come: str | None, what: int) -> None:
-            directory = find(path.parent)
-            if gone is not None:
-                del names[directory][gone]
-            if come is not None:
-                names[directory][come] = what
-            self.changes.append(Names(directory, gone, come, what))
-
-        for operation, *arguments in log:
-            if operation == "returned":
-                self.changes.append(Returned(arguments[0]))
-                continue
-            path = arguments[0]
-            if operation == "make_dir":
-                number = self._number()
-                names[number] = {}
-                rename(path, None, path.name, number)
-            elif operation == "create":
-                number = self._number()
-                self._made[number], lengths[number] = b"", 0
-                rename(path, None, path.name, number)
-                open_files[arguments[-1]] = number
-            elif operation == "write":
-                number = open_files[arguments[1]]
-                self.changes.append(Bytes(number, lengths[number], arguments[2]))
-                lengths[number] += len(arguments[2])
-            elif operation == "fsync":
-                self.changes.append(Synced(open_files[arguments[1]]))
-            elif operation == "sync_dir":
-                if path.is_relative_to(self.root):
-                    self.changes.append(Synced(find(path)))
-            elif operation == "replace":
-                assert path.parent == arguments[1].parent, "between directories it would be two changes"
-                rename(path, path.name, arguments[1].name, find(path))
-            elif operation in ("unlink", "remove_dir"):
-                rename(path, path.name, None, find(path))
-            else:
-                raise NotImplementedError(operation)
+        self.changes.append(Change("returned", step))
 
     def crashes(self, subsets: int = 20, seed: int = 0) -> Iterator[tuple[int, Loss]]:
         """Every prefix of the changes, with: all that is not certain missing, each of it alone, and random subsets."""
@@ -147,51 +86,59 @@ class Story:
 
     def promised(self, end: int) -> list[int]:
         """The steps whose saves have returned."""
-        return [change.step for change in self.changes[:end] if isinstance(change, Returned)]
+        return [change.of for change in self.changes[:end] if change.kind == "returned"]
 
     def left(self, end: int, lost: Loss) -> Tree:
         """What is on the disk."""
-        directories = {number: dict(entries) for number, entries in self.directories.items()}
-        files = {**self.files, **self._made}
+        directories = {number: dict(entries) for number, entries in self._directories.items()}
+        files = dict(self._files)
         for n, change in enumerate(self.changes[:end]):
-            if isinstance(change, Names) and n not in lost:
-                entries = directories.setdefault(change.directory, {})
-                if change.gone is not None:
-                    entries.pop(change.gone, None)
-                if change.come is not None:
-                    entries[change.come] = change.what
-            elif isinstance(change, Bytes):
-                data = _instead(change.data, lost.get(n))
-                if data:
-                    before = files[change.file][: change.offset].ljust(change.offset, b"\0")
-                    files[change.file] = before + data
+            if change.kind == "names" and n not in lost:
+                gone, come, number = change.what
+                entries = directories.setdefault(change.of, {})
+                entries.pop(gone, None)
+                if come is not None:
+                    entries[come] = number
+            elif change.kind == "bytes":
+                offset, data = change.what
+                if data := _instead(data, lost.get(n)):
+                    files[change.of] = files[change.of][:offset].ljust(offset, b"\0") + data
         tree: Tree = {}
-        self._walk(self._top, "", directories, files, tree)
+
+        def walk(number: int, path: str) -> None:
+            for name, what in directories.get(number, {}).items():
+                tree[path + name] = files.get(what)
+                if what not in files:
+                    walk(what, f"{path}{name}/")
+
+        walk(self._top, "")
         return tree
 
     def _uncertain(self, before: list[int], n: int) -> list[int]:
         change = self.changes[n]
-        if isinstance(change, Returned):
-            return before
-        if not isinstance(change, Synced):
-            return [*before, n]
-        return [k for k in before if change.what != _place(self.changes[k])]
+        if change.kind == "synced":
+            return [k for k in before if self.changes[k].of != change.of]
+        return before if change.kind == "returned" else [*before, n]
 
-    def _walk(
-        self, number: int, path: str, directories: dict[int, dict[str, int]], files: dict[int, bytes], tree: Tree
-    ) -> None:
-        for name, what in directories.get(number, {}).items():
-            here = f"{path}{name}"
-            tree[here] = files.get(what)
-            if what not in files:
-                self._walk(what, f"{here}/", directories, files, tree)
+    def _rename(self, path: Path, gone: str | None, come: str | None, number: int) -> None:
+        directory = self._find(path.parent)
+        self._names[directory].pop(gone or "", None)
+        if come is not None:
+            self._names[directory][come] = number
+        self.changes.append(Change("names", directory, (gone, come, number)))
+
+    def _find(self, path: Path) -> int:
+        number = self._top
+        for part in path.relative_to(self.root).parts:
+            number = self._names[number][part]
+        return number
 
     def _there(self, path: Path) -> int:
         number = self._number()
         if path.is_dir():
-            self.directories[number] = {entry.name: self._there(entry) for entry in sorted(path.iterdir())}
+            self._directories[number] = {entry.name: self._there(entry) for entry in sorted(path.iterdir())}
         else:
-            self.files[number] = path.read_bytes()
+            self._files[number] = path.read_bytes()
         return number
 
     def _number(self) -> int:
@@ -207,10 +154,6 @@ def build(tree: Tree, root: Path) -> None:
             os.mkdir(root / path)
         else:
             (root / path).write_bytes(data)
-
-
-def _place(change: Change) -> int:
-    return change.directory if isinstance(change, Names) else change.file if isinstance(change, Bytes) else -1
 
 
 def _instead(data: bytes, lost: str | None) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 from headrace.data.batch import Stream
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
+from kit.spoilt import spoilt
 
 STREAMS = [
     Stream("words", (30,), layout="sparse", sequence=True),
@@ -59,54 +60,22 @@ def valid(random: Random, sequences: int, ids: bool = True) -> bytes:
     return (b"\xef\xbb\xbf" if random.random() < 0.1 else b"") + text.encode()
 
 
-def spoilt(data: bytes, random: Random) -> bytes:
-    """One to three changes of bytes or lines."""
-    for _ in range(random.choice([1, 1, 1, 2, 3])):
-        at = random.randrange(len(data)) if data else 0
-        length = random.choice([1, 1, 2, 8, 40])
-        how = random.randrange(8)
-        if how == 0 and data:
-            data = data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
-        elif how == 1:
-            data = data[:at] + data[at + length :]
-        elif how == 2 and random.random() < 0.3:
-            data = data[:at]
-        elif how == 3:
-            data = data[:at] + data[at : at + length] + data[at:]
-        elif how == 4:
-            data = data[:at] + random.randbytes(length) + data[at:]
-        elif how == 5:
-            data = data[:at] + random.choice(WORDS) + data[at:]
-        elif how == 6:
-            lines = data.split(b"\n")
-            k = random.randrange(len(lines))
-            lines.insert(random.randrange(len(lines)), lines[k])
-            data = b"\n".join(lines)
-        else:
-            lines = data.split(b"\n")
-            lines.pop(random.randrange(len(lines)))
-            data = b"\n".join(lines)
-    return data
-
-
-WORDS = [
-    b"|",
-    b" |",
-    b"|x",
-    b"|y 1 2 3",
-    b"\n",
-    b"\r",
-    b":",
-    b"1:1",
-    b" 5",
-    b"#",
-    b"nan(1)",
-    b"0x10",
-    b"1e999",
-    b"\x00",
-]
+WORDS = [b"|", b" |", b"|x", b"|y 1 2 3", b"\n", b"\r", b":", b"1:1", b" 5", b"#", b"nan(1)", b"0x10", b"1e999", b"\0"]
 WORDS += [b"-1:1", b"30:1", b"99999999999999999999", b"\n7", b"\n7 |#", b"|#", b"| ", b"\xff", b"\t", b" 2:1 2:1", b"e"]
-WORDS += [b"\n12345 |x 1:1 |y 0 0 0 |bag |label_of_it 3\n", b"\x0b", b"_", b"+", b"."]
+WORDS += [b"\n12345 |x 1:1 |y 0 0 0 |bag |label_of_it 3\n", b"\v", b"_", b"+", b"."]
+
+
+def damaged(data: bytes, random: Random) -> bytes:
+    """One to three changes of bytes; now and then a line that is there twice, or is gone."""
+    lines = data.split(b"\n")
+    if random.random() < 0.3:
+        k = random.randrange(len(lines))
+        if random.random() < 0.5:
+            lines.insert(random.randrange(len(lines)), lines[k])
+        else:
+            lines.pop(k)
+        return b"\n".join(lines)
+    return spoilt(data, random, WORDS)
 
 
 def plain(fields: dict[str, Any], rows: int) -> list[dict[str, Any]]:

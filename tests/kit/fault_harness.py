@@ -24,7 +24,7 @@ from headrace.store.contents import COMMIT, MANIFEST, Contents
 from kit import small
 
 RUN = "0123456789abcdef"
-FULL = {code: errno.errorcode[code] for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS)}
+CODES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS)
 
 
 # --- what happens at an operation -------------------------------------------------------------------------
@@ -110,48 +110,25 @@ class Fail(Trace):
     code: int = errno.ENOSPC
     lasting: bool = False
     fired: int = 0
-    failed_syncs: set[tuple[int, int]] = field(default_factory=set)
-    retried_syncs: int = 0
 
     def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        n = len(self.operations)
-        file = _inode(operation, arguments)
-        self.retried_syncs += file in self.failed_syncs
-        if n == self.at or (self.lasting and n > self.at):
+        here = len(self.operations)
+        if here == self.at or (self.lasting and here > self.at):
             self.operations.append(operation)
             self.paths.append(Path(arguments[0]))
             self.fired += 1
-            if file is not None:
-                self.failed_syncs.add(file)
             raise OSError(self.code, os.strerror(self.code), str(arguments[0]))
         return super().__call__(operation, call, *arguments)
-
-
-def _inode(operation: str, arguments: tuple[Any, ...]) -> tuple[int, int] | None:
-    """The file that is about to be synced."""
-    if operation != "fsync":
-        return None
-    found = os.fstat(arguments[1])
-    return found.st_dev, found.st_ino
 
 
 # --- a process of its own ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a child ended: by which signal, or with what it returned."""
-
-    signal: int
-    value: Any
-
-    @property
-    def killed(self) -> bool:
-        return self.signal == signal.SIGKILL
+KILLED = "killed"
 
 
-def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Ending:
-    """Runs `work` in a fork of this process, which a timer of the kernel ends after `limit_s`; its result is JSON."""
+def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Any:
+    """Runs `work` in a fork of this process, ended by a timer of the kernel: its result, by JSON, or `KILLED`."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads, from Python 3.12 on
@@ -163,11 +140,11 @@ def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Ending:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) != signal.SIGALRM, f"the child was still running after {limit_s} s"
-        return Ending(os.WTERMSIG(status), None)
+        assert os.WTERMSIG(status) == signal.SIGKILL, f"ended by {os.WTERMSIG(status)}; it may take {limit_s} s"
+        return KILLED
     found = json.loads(text)
     assert "error" not in found, found["error"]
-    return Ending(0, found["value"])
+    return found["value"]
 
 
 def _work(work: Callable[[], Any], writing: int, limit_s: float) -> None:

@@ -105,33 +105,18 @@ class Watch(hr.Callback):
             self.at(SAVING)
         return self._perform(operation, call, *arguments)
 
-    def on_fit_start(self, info: hr.Info) -> None:
-        self.at("on_fit_start")
 
-    def on_epoch_start(self, info: hr.Info) -> None:
-        self.at("on_epoch_start")
+def _hook(name: str) -> Callable[..., None]:
+    def call(self: Watch, info: hr.Info, *_: Any) -> None:
+        if name == "on_checkpoint":
+            self.saved = info.step
+        self.at(name)
 
-    def on_step_end(self, info: hr.Info) -> None:
-        self.at("on_step_end")
+    return call
 
-    def on_macrobatch_end(self, info: hr.Info) -> None:
-        self.at("on_macrobatch_end")
 
-    def on_validation_end(self, info: hr.Info, scores: Any) -> None:
-        self.at("on_validation_end")
-
-    def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
-        self.at("on_epoch_end")
-
-    def on_report(self, info: hr.Info, row: dict[str, Any]) -> None:
-        self.at("on_report")
-
-    def on_checkpoint(self, info: hr.Info) -> None:
-        self.saved = info.step
-        self.at("on_checkpoint")
-
-    def on_fit_end(self, info: hr.Info) -> None:
-        self.at("on_fit_end")
+for name in HOOKS:
+    setattr(Watch, name, _hook(name))
 
 
 def trainer(name: str, **options: Any) -> hr.Trainer:

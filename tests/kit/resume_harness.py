@@ -66,7 +66,7 @@ def differences_in_one_process(name: str, where: Path, *stops: Stop) -> dict[str
         return differences(run(name, where / "parts"), expected)
 
     warm_up()
-    return dict(in_child(work, LIMIT_S).value)
+    return dict(in_child(work, LIMIT_S))
 
 
 def in_process(name: str, where: Path, stop: Stop | None, change: Change | None = None, seed: int = 0) -> Record:
@@ -76,7 +76,7 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
     that go on have other weights and other random numbers until they have read what was saved.
     """
     warm_up()
-    found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S).value
+    found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S)
     return dict(found)
 
 

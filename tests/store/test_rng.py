@@ -20,11 +20,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    state = rng.capture(CPU)
     yield
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
+    rng.restore(state, CPU)
 
 
 def draw() -> list[Any]:
@@ -42,27 +40,33 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
+def saved(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The same by way of a checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    document = encode(state, tensors, "rng")
+    Store(path, "run").save(Contents(1, {"rank-00000.json": document}, {"rank-00000.safetensors": tensors}))
+    found = Store(path, "run").load(1)
+    restored: dict[str, Any] = decode(found.documents["rank-00000.json"], found.tensors["rank-00000.safetensors"])
+    return restored
+
+
 @pytest.mark.parametrize("drawn", [0, 1, 2, 700])
-def test_what_is_drawn_after_restoring_is_what_was_drawn_after_capturing(drawn: int) -> None:
-    seed(3)
-    for _ in range(drawn):
-        draw()
-    state = rng.capture(CPU)
-    first = [draw() for _ in range(3)]
-    assert draw() not in first, "without restoring, other numbers come"
-    seed(4)
-    rng.restore(state, CPU)
-    assert [draw() for _ in range(3)] == first
-    rng.restore(state, CPU)
-    assert draw() == first[0]
-
-
-def test_capturing_draws_nothing() -> None:
-    seed(5)
-    expected = draw()
-    seed(5)
-    rng.capture(CPU)
-    assert draw() == expected
+def test_what_is_drawn_after_restoring_is_what_was_drawn_after_capturing(drawn: int, tmp_path: Path) -> None:
+    for captures in (False, True):  # which draws nothing
+        seed(3)
+        for _ in range(drawn):
+            draw()
+        state = rng.capture(CPU) if captures else {}
+        first = [draw() for _ in range(3)]
+        assert draw() not in first, "without restoring, other numbers come"
+        if not captures:
+            expected = first
+    assert first == expected
+    of_a_device = {"cuda": torch.zeros(16, dtype=torch.uint8)}  # that is not here
+    for given in (state, saved(state, tmp_path), state | of_a_device):
+        seed(4)
+        rng.restore(given, CPU)
+        assert [draw() for _ in range(3)] == first
 
 
 @pytest.mark.parametrize("part", ["python", "numpy", "torch"])
@@ -74,26 +78,3 @@ def test_each_generator_is_a_part_of_the_state(part: str) -> None:
     rng.restore({**state, part: later[part]}, CPU)
     kept = [name for name, a, b in zip(["python", "numpy", "torch"], draw(), first, strict=True) if a == b]
     assert kept == [name for name in ["python", "numpy", "torch"] if name != part]
-
-
-def test_the_state_survives_a_checkpoint(tmp_path: Path) -> None:
-    seed(7)
-    draw()
-    tensors: dict[str, Tensor] = {}
-    document = encode(rng.capture(CPU), tensors, "rng")
-    store = Store(tmp_path, "run")
-    store.save(Contents(1, {"rank-00000.json": document}, {"rank-00000.safetensors": tensors}))
-    first = [draw() for _ in range(3)]
-
-    found = store.load(1)
-    rng.restore(decode(found.documents["rank-00000.json"], found.tensors["rank-00000.safetensors"]), CPU)
-
-    assert [draw() for _ in range(3)] == first
-
-
-def test_a_state_with_a_part_for_a_device_is_restored_where_there_is_none() -> None:
-    seed(8)
-    state = {**rng.capture(CPU), "cuda": torch.zeros(16, dtype=torch.uint8)}
-    first = draw()
-    rng.restore(state, CPU)
-    assert draw() == first

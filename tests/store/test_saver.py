@@ -12,81 +12,42 @@ from headrace.store.snapshot import Saver
 LIMIT_S = 10.0
 
 
-def test_a_write_goes_on_beside_its_caller_and_wait_waits_for_it() -> None:
+def test_writes_go_on_beside_their_caller_one_after_the_other_and_wait_waits_for_them() -> None:
     saver, go, order = Saver(), threading.Event(), list[str]()
 
-    def write() -> None:
+    def write(name: str) -> None:
+        order.append(f"{name} begins")
         assert go.wait(LIMIT_S)
-        order.append("written")
+        order.append(f"{name} is done")
 
-    def wait() -> None:
-        waiting.set()
-        saver.wait()
-        order.append("waited")
-
-    waiting = threading.Event()
-    saver.start(write)
-    assert order == [], "start returned before the write was done"
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    assert waiting.wait(LIMIT_S)
-    assert order == []
-    go.set()
-    waiter.join(LIMIT_S)
-    assert order == ["written", "waited"]
-
-
-def test_the_next_write_begins_when_the_one_before_it_is_done() -> None:
-    saver, under_way, most = Saver(), 0, 0
-    lock = threading.Lock()
-
-    def write() -> None:
-        nonlocal under_way, most
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-        with lock:
-            under_way -= 1
-
-    for _ in range(200):
-        saver.start(write)
+    saver.start(lambda: write("one"))
+    assert "one is done" not in order, "start returned before the write was done"
+    threading.Timer(0.05, go.set).start()
+    saver.start(lambda: write("two"))
+    assert order[:2] == ["one begins", "one is done"], "the next one waits"
     saver.wait()
-    assert (under_way, most) == (0, 1)
+    assert order[2:] == ["two begins", "two is done"]
 
 
-def fail() -> None:
-    raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("kind", [OSError, SystemExit, KeyboardInterrupt, MemoryError])
+def test_a_failure_of_any_kind_surfaces_once_at_the_next_wait_or_start_which_writes_nothing(
+    kind: type[BaseException],
+) -> None:
+    def fail() -> None:
+        raise kind("No space left on device")
 
-
-def test_a_failure_surfaces_once_at_the_next_wait() -> None:
-    saver = Saver()
-    saver.start(fail)
-    with pytest.raises(OSError, match="No space"):
-        saver.wait()
-    saver.wait()
-
-
-def test_a_failure_surfaces_at_the_next_start_which_writes_nothing() -> None:
     saver, written = Saver(), list[int]()
     saver.start(fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(kind, match="No space"):
+        saver.wait()
+    saver.wait()
+    saver.start(fail)
+    with pytest.raises(kind, match="No space"):
         saver.start(lambda: written.append(1))
     assert written == []
     saver.start(lambda: written.append(2))
     saver.wait()
     assert written == [2]
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, MemoryError])
-def test_no_kind_of_failure_is_lost(kind: type[BaseException]) -> None:
-    saver = Saver()
-
-    def write() -> None:
-        raise kind
-
-    saver.start(write)
-    with pytest.raises(kind):
-        saver.wait()
 
 
 def test_an_interpreter_that_ends_waits_for_the_write(tmp_path: Path) -> None:
@@ -108,8 +69,7 @@ Saver().start(write)
 
 def test_whoever_waits_for_long_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.store.snapshot.SLOW_S", 0.01)
-    saver, told = Saver(), threading.Event()
-    said = list[str]()
+    saver, told, said = Saver(), threading.Event(), list[str]()
 
     def hear(message: Warning | str, *_: object) -> None:
         said.append(str(message))

@@ -51,31 +51,22 @@ def change(tensors: dict[str, Tensor]) -> None:
         raw.add_(77)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_has_the_values_and_keeps_them(kind: str) -> None:
+def test_copies_have_the_values_and_keep_them_and_the_next_ones_use_the_same_memory() -> None:
     torch.manual_seed(0)
-    tensors = {"it": KINDS[kind](), "beside": torch.arange(3)}
-    expected = {name: bits(tensor) for name, tensor in tensors.items()}
-
-    copy = Copier()(tensors)
-    assert {name: bits(tensor) for name, tensor in copy.items()} == expected
-    assert not any(tensor.requires_grad for tensor in copy.values())
-
-    change(tensors)
-    changed = {name: bits(tensor) for name, tensor in tensors.items()}
-    assert all(changed[name] != expected[name] for name in tensors if tensors[name].numel()), "the change is no change"
-    assert {name: bits(tensor) for name, tensor in copy.items()} == expected
-
-
-def test_all_kinds_at_once_keep_their_names_and_values() -> None:
-    torch.manual_seed(0)
-    tensors = {kind: make() for kind, make in KINDS.items()}
-    expected = {name: bits(tensor) for name, tensor in tensors.items()}
-    copier = Copier()
+    tensors = {kind: make() for kind, make in KINDS.items()} | {"a": torch.randn(100), "b": torch.randn(100)}
+    copier, memory = Copier(), set[int]()
     for _ in range(3):
+        expected = {name: bits(tensor) for name, tensor in tensors.items()}
         copy = copier(tensors)
         assert list(copy) == list(tensors)
         assert {name: bits(tensor) for name, tensor in copy.items()} == expected
+        assert not any(tensor.requires_grad for tensor in copy.values())
+        change(tensors)
+        assert all(bits(tensor) != expected[name] for name, tensor in tensors.items() if tensor.numel()), "no change"
+        assert {name: bits(tensor) for name, tensor in copy.items()} == expected
+        found = {tensor.untyped_storage().data_ptr() for tensor in copy.values() if tensor.numel()}
+        memory = memory or found
+        assert found == memory
 
 
 def test_tensors_of_one_storage_are_copied_together_and_stay_views_of_it() -> None:
@@ -107,17 +98,6 @@ def test_a_small_part_of_a_large_storage_is_copied_alone() -> None:
     copy = Copier()({"part": torch.zeros(1_000_000)[10:20], "other": torch.zeros(1_000_000)[::1000]})
     assert copy["part"].untyped_storage().nbytes() == 40
     assert copy["other"].untyped_storage().nbytes() == 4000
-
-
-def test_the_next_copy_uses_the_same_memory() -> None:
-    tensors = {"a": torch.randn(100), "b": torch.randn(100), "c": torch.randn(7, 3), "part": torch.randn(100)[:3]}
-    copier = Copier()
-    first = {tensor.untyped_storage().data_ptr() for tensor in copier(tensors).values()}
-    change(tensors)
-    again = copier(tensors)
-    assert {tensor.untyped_storage().data_ptr() for tensor in again.values()} == first
-    assert len(first) == 4
-    assert all(bits(again[name]) == bits(tensor) for name, tensor in tensors.items())
 
 
 def test_two_tensors_never_share_memory_that_they_did_not_share() -> None:
@@ -153,18 +133,9 @@ class Tagged(Tensor):
     [
         (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
         (lambda: torch.eye(3).as_subclass(Tagged), "Tagged"),
+        (lambda: torch.empty(3, device="meta"), "Tensor"),
     ],
 )
 def test_what_is_not_a_dense_tensor_is_refused_by_name(tensor: Callable[[], Tensor], named: str) -> None:
-    with pytest.raises(CheckpointError, match=named) as caught:
+    with pytest.raises(CheckpointError, match=rf"'odd one'.*{named}"):
         Copier()({"fine": torch.ones(2), "odd one": tensor()})
-    assert "'odd one'" in str(caught.value)
-
-
-def test_a_tensor_without_values_is_refused_by_name() -> None:
-    with pytest.raises(CheckpointError, match="'odd one'"):
-        Copier()({"odd one": torch.empty(3, device="meta")})
-
-
-def test_of_nothing_there_is_nothing() -> None:
-    assert Copier()({}) == {}

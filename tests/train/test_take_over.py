@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kit.crash_model import Recorder, Story, build
+from kit.crash_model import Story, build
 from kit.fault_harness import (
     RUN,
     Death,
@@ -109,11 +109,9 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Pa
 @pytest.mark.slow
 def test_a_loss_of_power_anywhere_leaves_one_of_the_two(root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
-    story, recorder = Story(path), Recorder()
-    with performing(recorder):
+    with performing(story := Story(path)):
         take_over(path, Keep(1))
-        recorder.returned(STEP)
-    story.tell(recorder.log)
+        story.returned(STEP)
     found = dict[tuple[object, ...], str]()  # many a loss leaves the same as another
     for end, lost in story.crashes(subsets=5):
         tree = story.left(end, lost)
