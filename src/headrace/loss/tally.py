@@ -146,7 +146,7 @@ class LossSums:
             if not term.counts:  # a prior is reported times its coefficient
                 total, coefficient = total * coefficient, 1.0
             if applied is not True:
-                total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
+                total = torch.where(applied, torch.as_tensor(total, device=applied.device), 0.0)  # a NaN times 0 is NaN
                 weight = weight * applied
             self.add(name, total, weight, coefficient)
         return True
