@@ -619,7 +619,7 @@ def train_and_tell(environment: dict[str, str], run: str) -> None:
 def kind_of(request: str) -> str:
     """What is asked, and of which object, whatever the number of a checkpoint or of a claim."""
     what, _, key = request.partition(" ")
-    return f"{what} {re.sub('[0-9a-f]{32,64}|[0-9]{6,}', '#', key.partition('/run')[2].partition('/')[2])}"
+    return f"{what} {re.sub('[0-9a-f]{32,64}|[0-9]{3,}', '#', key.partition('/run')[2].partition('/')[2])}"
 
 
 class Kill:
@@ -657,25 +657,29 @@ def kinds(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 
 
 @pytest.mark.parametrize("seed", sampled.seeds(1, nightly=20))
-@pytest.mark.parametrize("part", sampled.sampled(range(PARTS), of=2))
+@pytest.mark.parametrize("part", sampled.sampled(range(PARTS), keep=[0], of=3))
 def test_a_training_killed_at_any_request_goes_on_bit_for_bit(
     part: int, seed: int, kinds: list[str], store: Server, reference: str, tmp_path: Path
 ) -> None:
     """At half of the kinds of requests, on one machine or the other; nightly at all, and at more of each kind."""
-    random, run, kills = Random(seed), url(tmp_path), dict[str, bool]()
+    random, runs, kills = Random(seed), 0, dict[str, bool]()
     machines = [dict(os.environ), other_machine(tmp_path)]
     for number, kind in enumerate(kinds[part::PARTS]):
+        run = f"{url(tmp_path)}-{runs}"
         kill = Kill(kind, random.choice([1, 1, 2]), after=(number + part + seed) % 2 > 0)
         with start(train_and_tell, tmp_path, machines[number % 2], run) as child:
             kill.child = child
             store.rule = kill
             assert (child.ending() == -signal.SIGKILL) == kill.done, child.output
+            if not kill.done:  # the training is over, and another one begins
+                assert f"comes to {reference}" in child.told
+                runs += 1
         store.rule = lambda method, key: ""
         kills[kind] = kill.done
-    with start(train_and_tell, tmp_path, random.choice(machines), run) as child:
+    with start(train_and_tell, tmp_path, random.choice(machines), f"{url(tmp_path)}-{runs}") as child:
         assert child.until("comes to ") == reference
         assert child.ending() == 0, child.output
-    assert sum(kills.values()) > len(kills) / 2, kills
+    assert sum(kills.values()) >= 3, kills
 
 
 def test_a_training_that_forgets_its_random_state_would_be_noticed(
