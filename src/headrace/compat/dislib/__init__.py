@@ -198,10 +198,8 @@ class EncapsulatedFunctionsDistributedEddl:
             self.history = fit(model, strategy)
             model.load_state_dict(comm.share(model.state_dict()))
         else:
-            raise ConfigError(
-                f"num_workers={self.num_workers}, and {comm.count} workers have been started. Give their number.",
-                argument="num_workers",
-            )
+            problem = f"num_workers={self.num_workers}, and {comm.count} workers have been started. Give their number."
+            raise ConfigError(problem, argument="num_workers")
         self.seed += 1  # the next call reads in another order
         return self.get_parameters()
 
