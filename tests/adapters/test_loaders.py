@@ -33,6 +33,7 @@ from kit.foreign import (
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
+    IterableDataset,
     RandomSampler,
 )
 
@@ -52,6 +53,28 @@ def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: st
     trainees.seed()
     feed = hr.Feed(LoaderSource(LOADERS[name]()))
     assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
+
+
+def test_batches_and_samples_bring_no_gradients_of_their_own() -> None:
+    class Weighted(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            weight = torch.ones(2, requires_grad=True)
+            yield from ((torch.ones(2) * weight, 0) for _ in range(4))
+
+    for source in (SampleSource(Weighted()), LoaderSource(DataLoader(Weighted(), 2))):
+        assert not any(batch["x"].requires_grad for batch in hr.Feed(source, batch_size=2))
+
+
+class Note:
+    """An object that goes to the model as it is."""
+
+    def to(self, device: Any, non_blocking: bool = False) -> "Note":
+        return self
+
+
+def test_a_stream_that_is_no_tensor_may_not_be_missing_in_a_later_batch() -> None:
+    with pytest.raises(hr.SourceError, match="stream 'note', which is missing"):
+        list(hr.Feed(LoaderSource([{"x": torch.zeros(2), "note": Note()}, {"x": torch.zeros(2)}])))
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ LOADERS: dict[str, tuple[Any, bool]] = {
     "a part of a part": (lambda: DataLoader(PART, 2, shuffle=True, drop_last=True), True),
     "with a state": (lambda: stateful(DATA, shuffle=True), True),
     "counted from the end": (lambda: DataLoader(DATA, batch_sampler=[[3, -1], [0, -ROWS]]), False),
+    "tensors as indices": (lambda: DataLoader(Subset(DATA, torch.arange(4)[:, None]), 2), False),  # type: ignore[arg-type]
+    "a tensor among numbers": (lambda: DataLoader(DATA, batch_sampler=[[3, torch.tensor(2)], [1]]), False),  # type: ignore[list-item]
     "numbers read once": (lambda: DataLoader(DATA, batch_sampler=Once()), False),  # type: ignore[arg-type]
     "other strides": (lambda: DataLoader(TensorDataset(*STRIDED), SIZE), False),
     "a parameter": (lambda: DataLoader(TensorDataset(torch.nn.Parameter(torch.randn(ROWS))), SIZE), False),
@@ -65,6 +67,13 @@ def test_rows_of_tensors_are_taken_at_once_with_the_bits_of_torch(kind: str, mon
     found = [laid_out(batch.fields.values()) for batch in hr.Feed(source)]
     assert (found, torch.get_rng_state().tolist()) == expected
     assert (asked == []) == at_once
+
+
+def test_an_own_way_to_take_several_rows_is_called() -> None:
+    data = TensorDataset(torch.arange(3))
+    data.__getitems__ = lambda rows: [(torch.tensor(-1),) for _ in rows]  # type: ignore[attr-defined]
+    [batch] = hr.Feed(hr.LoaderSource(DataLoader(data, 3)))
+    assert batch["x"].tolist() == [-1, -1, -1]
 
 
 def test_a_row_that_is_not_there_is_named_by_torch() -> None:

@@ -43,7 +43,7 @@ def test_a_program_learns_the_task_and_goes_on_when_it_is_started_again(name: st
         found = re.fullmatch(r"test accuracy (\d\.\d+)", last)
         assert found is not None, last
         assert float(found[1]) > 0.95, "guessing gives 0.33"
-    kept = [path for path in tmp_path.iterdir() if path.stem not in ("data", name, "__pycache__")]
+    kept = [path for path in tmp_path.iterdir() if path.name not in ("data.py", f"{name}.py", "__pycache__")]
     assert kept, "it has saved something to go on from"
 
 

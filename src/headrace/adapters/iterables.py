@@ -48,7 +48,7 @@ class Iterated(Source):
     aliases = False  # samples are stacked, and batches are stacked or copied
     _unit = "batches"
     _uniform = True  # whether all rows have one shape
-    _records = True  # views are made faster than without gradients, and there are many; no batch has any
+    _records = True  # views are made faster than without gradients, and there are many; batches are detached
 
     def __init__(self, data: Iterable[Any], names: Names, streams: Sequence[Stream] | None) -> None:
         loaders.check_unshared(data)
@@ -360,7 +360,7 @@ class LoaderSource(Iterated):
             raise SourceError(f"{self._who} gave a batch without rows.")
         for part in batch.split(batch.rows):
             check_batch(part, declared, self._who)
-        self._form = {name: (field.shape, field.dtype) for name, field in fields.items() if isinstance(field, Tensor)}
+        self._form = {name: isinstance(field, Tensor) and (field.shape, field.dtype) for name, field in fields.items()}
         self._rows = batch.rows
         return self._rows
 
@@ -376,6 +376,7 @@ class SampleSource(Iterated):
     """
 
     _unit = "samples"
+    _records = False  # samples are stacked, which would keep the gradients that some may have
 
     def __init__(
         self,

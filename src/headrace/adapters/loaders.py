@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from multiprocessing.connection import wait
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _remove_worker_pids
@@ -13,6 +14,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ..data.fields import take
 from ..errors import ConfigError
+
+_NUMBERS = {int, np.int64, np.int32}
 
 EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
@@ -123,9 +126,10 @@ def begin(data: Any) -> Iterator[Any]:
     fetcher = getattr(current, "_dataset_fetcher", None)
     if type(fetcher) is _MapDatasetFetcher and fetcher.auto_collation and _stacks_tensors(fetcher.collate_fn):
         innermost = fetcher.dataset
-        while type(innermost) is Subset:
+        while type(innermost) is Subset and "__getitems__" not in vars(innermost):
             innermost = innermost.dataset
-        if type(innermost) is TensorDataset and all(map(_is_plain, innermost.tensors)):
+        plain = type(innermost) is TensorDataset and not hasattr(innermost, "__getitems__")
+        if plain and all(map(_is_plain, innermost.tensors)):
             current._dataset_fetcher = _RowsAtOnce(fetcher.dataset, True, default_collate, fetcher.drop_last)
     found: Iterator[Any] = current
     return found
@@ -140,8 +144,9 @@ class _RowsAtOnce(_MapDatasetFetcher):
             try:
                 while type(dataset) is Subset:
                     rows, dataset = [dataset.indices[row] for row in rows], dataset.dataset
-                places = torch.as_tensor(rows)
-                return [take(tensor, places) for tensor in dataset.tensors]
+                if set(map(type, rows)) <= _NUMBERS:  # a tensor or a truth value as an index means something else
+                    places = torch.as_tensor(rows)
+                    return [take(tensor, places) for tensor in dataset.tensors]
             except Exception:
                 pass  # rows that are counted from the end are found below, and those that are not there are named
         return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
