@@ -27,14 +27,14 @@ ACTIONS = ("note", "skip", "rewind")
 class SpikeGuard(Callback):
     """Notes an update whose loss is more than `factor` times the median of the last `window` losses, and acts.
 
-    "note" only notes it, for `Record.spikes` and `headrace why`. "skip" leaves the update out. "rewind" goes on as if
-    the training had gone back to the checkpoint before it, with the rows of this update at weight 0 from there on. The
-    loss is known before the optimizer steps, so that the update is left out and nothing has to be made again; later
-    epochs do not count these rows either. For "rewind" every term needs a stream of weights, and the data are a table.
-
     The first `window` updates are not judged. Losses of spikes count in the median, so that it follows a loss that
-    stays high. What is noted is part of checkpoints: a training that is killed and resumed decides the same. Losses
-    stay on the device, and are read where `fit` waits for it anyway.
+    stays high. What is noted is part of checkpoints. Losses are read where `fit` waits for the device anyway.
+
+    Args:
+        factor: how many times the median a loss may be at most
+        window: of how many losses the median is taken
+        action: "note" only notes a spike, for `Record.spikes` and `headrace why`; "skip" leaves the update out;
+            "rewind" also counts its rows at weight 0 from then on (needs a table, and a stream of weights in all terms)
     """
 
     only = "SpikeGuard"

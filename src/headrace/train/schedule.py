@@ -32,9 +32,11 @@ _TAKES = (
 class Schedule:
     """A torch scheduler and when it steps.
 
-    `make`: a function of the optimizer, or of (optimizer, total_steps), that returns a scheduler: it is called with as
-    many arguments as it requires. `every`: after which interval the scheduler steps; `monitor`: what
-    `ReduceLROnPlateau` is given, which waits until it is measured: its patience counts measurements.
+    Args:
+        make: a function of the optimizer, or of (optimizer, total_steps), that returns a scheduler; it is called with
+            as many arguments as it requires
+        every: after which interval the scheduler steps
+        monitor: what `ReduceLROnPlateau` is given, which waits until it is measured: its patience counts measurements
     """
 
     def __init__(self, make: Maker, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:

@@ -53,16 +53,16 @@ PEAKS = {
 class Timer(Callback):
     """Reports `time/epoch_s` and `time/rows_per_s` of every epoch, `time/val_s` and `time/test_s`.
 
-    `tokens` names a stream whose items are counted: `time/tokens_per_s`. Of a `Ragged` these are its items, of a mask
-    its true elements, of another stream its positions, without their channels. `flops` are the floating-point
-    operations of one row, or of one token where these are counted; "auto" measures a forward pass of the first batch,
-    and takes three times as many, as the backward pass needs twice those of the forward pass. With them there is
-    `time/mfu`, their share of `peak`, the operations a second that one device can make in half precision. It is known
-    for usual GPUs.
-
     The seconds of an epoch are those of its updates and of waiting for data. The numbers are those of this machine at
     this time: they are all that differs in the history of a training that is made again. Of several workers, rows are
     those of all, and worker 0 counts tokens and operations for a row.
+
+    Args:
+        tokens: a stream whose items are counted, for `time/tokens_per_s`: the items of a `Ragged`, the true elements of
+            a mask, the positions of another stream, without their channels
+        flops: the floating-point operations of one row, or of one token where these are counted, for `time/mfu`; "auto"
+            measures a forward pass of the first batch, and takes three times as many
+        peak: the operations a second that one device can make in half precision, which are known of usual GPUs
     """
 
     everywhere = False

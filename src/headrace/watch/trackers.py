@@ -192,9 +192,13 @@ def settings(info: Info, params: Mapping[str, Any] | None) -> dict[str, Any]:
 class MLflow(Tracker):
     """Logs settings as parameters, and every number at its step; a resumed training goes on in the same MLflow run.
 
-    `experiment`: its name, else that of MLFLOW_EXPERIMENT_NAME; `uri`: of the server or the database, else that of
-    MLFLOW_TRACKING_URI; `name`: of the run, else that of the run's directory. It does not touch MLflow's active run.
-    `params`: parameters of your own beside the settings. `MlflowClient().log_artifact(tracker.id, path)` adds files.
+    It does not touch MLflow's active run. `MlflowClient().log_artifact(tracker.id, path)` adds files.
+
+    Args:
+        experiment: its name, else that of MLFLOW_EXPERIMENT_NAME
+        uri: of the server or the database, else that of MLFLOW_TRACKING_URI
+        name: of the run, else that of the run's directory
+        params: parameters of your own beside the settings
     """
 
     _looks_on = True
@@ -271,9 +275,14 @@ class MLflow(Tracker):
 class WandB(Tracker):
     """Logs settings as the config, and every number at its step; a resumed training goes on in the same W&B run.
 
-    `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
     Test scores are in the summary. Offline, every start has a file of its own, which has all numbers from the first
-    step on: send the last one. `params`: of your own, in the config beside the settings.
+    step on: send the last one.
+
+    Args:
+        project: its name
+        name: of the run, else that of the run's directory
+        params: of your own, in the config beside the settings
+        options: what else `wandb.init` takes, as in `mode="offline"`
     """
 
     _looks_on = True
