@@ -1,5 +1,6 @@
 """What several workers promise: that they train as one would, or as their strategy says, and go on to the bit."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -231,7 +232,7 @@ def subset(at: str) -> dict[str, Found]:
     """In a worker of any engine: a few trainings, one after another."""
     in_run = {"run": f"{at}-{here().count}"}
     return {
-        what: train(name, strategy, fit | (in_run if what in ("cut", "resumed") else {}), dict(settings))
+        what: train(name, copy.deepcopy(strategy), fit | (in_run if what in ("cut", "resumed") else {}), dict(settings))
         for what, (name, strategy, fit, settings) in SUBSET.items()
     }
 
