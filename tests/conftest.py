@@ -33,7 +33,7 @@ for number, handler in DEFAULT.items():  # `nohup`, and `&` in a script, make ch
 left_behind.mark()
 processes = left_behind.Processes()
 first = "PYTEST_XDIST_WORKER" not in os.environ  # this process distributes the tests, or runs them itself
-watched = 0.0  # when the watchdog was last started
+watched = 0.0, 0.0  # the limit of the watchdog, and when it was last started
 ERRORS = pytest.StashKey[int]()
 
 
@@ -43,11 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Ends the process, 11 minutes later, of a test that its limit does not end, because it is in C code."""
+    """Ends the process, less than a minute later, of a test that its limit does not end, because it is in C code."""
     global watched
-    if time.monotonic() > watched + 20:  # to start the watchdog for every test takes milliseconds on a busy machine
-        faulthandler.dump_traceback_later(660, exit=True, file=item.config.stash[ERRORS])
-        watched = time.monotonic()
+    mark = item.get_closest_marker("timeout")
+    limit_s, now = float(mark.args[0] if mark else item.config.getini("timeout")), time.monotonic()
+    if limit_s != watched[0] or now > watched[1] + 15:  # to start it for every test takes milliseconds where it is busy
+        faulthandler.dump_traceback_later(limit_s + 45, exit=True, file=item.config.stash[ERRORS])
+        watched = limit_s, now
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
@@ -107,11 +109,12 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name in sys.modules.keys() - modules:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(base):
             del sys.modules[name]
+    if fewer := _cores() != cores:
+        os.sched_setaffinity(0, cores)
     if left := processes.left(left_behind.GONE_S, running):
         left_behind.end(left)
         pytest.fail(f"the test has left processes behind: {left}")
-    if _cores() != cores:
-        os.sched_setaffinity(0, cores)
+    if fewer:
         pytest.fail(f"the test may run on fewer cores than at its start, {sorted(cores)}")
 
 

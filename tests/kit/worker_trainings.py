@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
 from headrace.engines.network import Network
+from kit import bare_workers
 
 ROWS, BATCH, EPOCHS = 43, 12, 2
 UPDATES = 4  # in an epoch, the last of 7 rows
@@ -367,7 +368,7 @@ def run(
 def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """The largest difference between the weights that two trainings have come to."""
     assert a["weights"].keys() == b["weights"].keys()
-    return max(float((a["weights"][k].double() - b["weights"][k].double()).abs().max()) for k in a["weights"])
+    return bare_workers.apart(a["weights"], b["weights"])
 
 
 def untimed(history: hr.History) -> list[dict[str, Any]]:

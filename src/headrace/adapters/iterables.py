@@ -322,7 +322,7 @@ class LoaderSource(Iterated):
         return None if self._length is None else -(-self._length // self.accumulate)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch:
-        return self.next_macrobatch(size, size).batches()[0]
+        return self.next_macrobatch(size, size).only()
 
     def pull(self, size: int, shard: Shard = WHOLE) -> Batch:
         batch = self.next_batch(size)

@@ -243,6 +243,9 @@ def _error_text(error: Exception) -> str:
 
 # --- by name -----------------------------------------------------------------------------------------------
 
+_GIVEN = ("x", "y")
+"""The names of a sample's parts, where none are given."""
+
 
 def by_name(item: Any, names: Names, who: str) -> dict[str, Any]:
     """The parts of a sample or a batch: one is "x", two are "x" and "y", a dict and a named tuple name their own.
@@ -256,7 +259,7 @@ def by_name(item: Any, names: Names, who: str) -> dict[str, Any]:
     if isinstance(item, dict) or (not isinstance(item, tuple | list | Tensor) and isinstance(item, Mapping)):
         return _chosen(item, names, who)
     parts = list(item) if isinstance(item, tuple | list) else [item]
-    given = names or ("x", "y")[: len(parts)]
+    given = names or _GIVEN[: len(parts)]
     if len(given) != len(parts):
         said = f"{len(names)} names" if names else "no names"
         wanted = f"names=({', '.join(repr(name) for name in (*'abcdefgh'[: len(parts) - 1], 'y'))})"
@@ -269,13 +272,11 @@ def by_name(item: Any, names: Names, who: str) -> dict[str, Any]:
 
 def fields_of(item: Any, names: Names, who: str) -> dict[str, Field]:
     """The fields of a batch that a loader has made."""
-    given = names or _GIVEN.get(len(item)) if type(item) in (list, tuple) else None
-    if given is not None and len(given) == len(item) and _are_plain(item):  # as nearly all are
-        return dict(zip(given, item, strict=True))
+    if type(item) in (list, tuple) and _are_plain(item):  # as nearly all are
+        given = names or _GIVEN[: len(item)]
+        if len(given) == len(item):
+            return dict(zip(given, item, strict=True))
     return {name: _field(name, part, who) for name, part in by_name(item, names, who).items()}
-
-
-_GIVEN = {1: ("x",), 2: ("x", "y")}
 
 
 def _are_plain(parts: Sequence[Any]) -> bool:
