@@ -8,6 +8,7 @@ final cleanup of the interpreter, which takes longer.
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -102,6 +103,8 @@ class Child:
         """Its exit status, or minus the signal that ended it."""
         if self._code is None:
             ready, _, _ = select.select([self._status], [], [], limit_s)
+            if not ready:
+                self._show_stacks()
             assert ready, f"still running after {limit_s:g} s, having told {self.told}\n{self.output}"
             news = self._news()
             assert not news["late"], f"ended at its time limit, having told {self.told}\n{self.output}"
@@ -120,6 +123,16 @@ class Child:
         os.close(self._lines)
         os.close(self._orders)
         self._status.close()
+
+    def _show_stacks(self) -> None:
+        """Has it and the processes that it has forked write into the output where each of their threads is."""
+        pids = [str(self.pid)]
+        for pid in pids:
+            with suppress(OSError):  # it has just ended
+                for thread in Path("/proc", pid, "task").glob("*/children"):
+                    pids += thread.read_text().split()
+                os.kill(int(pid), signal.SIGUSR2)
+                time.sleep(0.2)
 
     def _readable(self, seconds: float) -> bool:
         return bool(select.select([self._lines], [], [], seconds)[0])
@@ -307,6 +320,7 @@ def serve() -> None:
             for target in (1, 2):
                 os.dup2(output, target)
             _channel.update(lines=lines, orders=orders)
+            faulthandler.register(signal.SIGUSR2, file=2)
             _work(job)
             return
         for descriptor in (lines, orders, output):
