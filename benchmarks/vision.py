@@ -115,7 +115,7 @@ def streams_of(kind: str) -> tuple[str, dict[str, Tensor]]:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)  # with more, a detector comes to NaN
 
 
 def raw(kind: str) -> Job:
