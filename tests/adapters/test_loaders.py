@@ -158,6 +158,25 @@ def test_workers_that_are_to_stay_do_and_give_every_epoch() -> None:
     loader._iterator._shutdown_workers()
 
 
+def test_workers_that_stay_give_the_order_of_a_resume_wherever_it_begins() -> None:
+    """A loader draws one number more where it starts its workers than where they have stayed."""
+
+    def made() -> LoaderSource:
+        loader = DataLoader(Samples(), SIZE, shuffle=True, num_workers=1, persistent_workers=True)
+        return LoaderSource(loader, streams=[hr.Stream("x", (2,)), hr.Stream("y", dtype="int64")])
+
+    trainees.seed()
+    source, given = made(), []
+    for _ in range(3 * BATCHES):
+        batch = source.pull(1)
+        given.append((batch["y"].tolist(), batch.cursor, torch.get_rng_state()))
+    for at in (1, BATCHES, BATCHES + 2, 2 * BATCHES):
+        fresh, (_, cursor, random) = made(), given[at - 1]
+        torch.set_rng_state(random)
+        fresh.load_state_dict(cursor)  # type: ignore[arg-type]
+        assert [fresh.pull(1)["y"].tolist() for _ in given[at:]] == [rows for rows, *_ in given[at:]], at
+
+
 def test_how_exactly_a_loader_resumes_is_said_where_workers_draw() -> None:
     """A resume gives other numbers there, as nobody can save where those of a worker stand."""
     said = [

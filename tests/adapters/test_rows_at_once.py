@@ -1,6 +1,6 @@
 """A DataLoader over tensors in memory: its rows are taken at once, with the bits of torch, which stacks them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,14 @@ from kit.foreign import ROWS, SIZE, stateful
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 import headrace as hr
 
 PLAIN = [torch.randn(ROWS, 3), torch.arange(ROWS).to(torch.uint16), torch.randn(ROWS, 1, 2, 2), torch.zeros(ROWS, 0)]
 STRIDED = [torch.randn(3, ROWS).T, torch.randn(ROWS, 2, 3, 3).to(memory_format=torch.channels_last)]
 DATA = TensorDataset(*PLAIN)
+UTILS = "torch.utils.data._utils"
 PART = Subset(Subset(DATA, np.arange(20)[::-1]), [7, -1, 3, 5, 0])  # type: ignore[arg-type]
 
 
@@ -90,3 +92,41 @@ def test_a_collate_function_that_somebody_has_extended_is_called(kind: Any, monk
     monkeypatch.setitem(default_collate_fn_map, kind, first)
     [batch] = hr.Feed(hr.LoaderSource(DataLoader(TensorDataset(torch.arange(3)), 3)))
     assert batch["x"].tolist() == [1, 2, 3]
+
+
+class Turned(_MapDatasetFetcher):
+    """The fetcher of another version of torch, which gives rows in another order."""
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        return super().fetch(possibly_batched_index[::-1])  # type: ignore[no-untyped-call]
+
+
+class Changing(_MapDatasetFetcher):
+    """One that also changes the batches of some loaders."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.change = torch.neg
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        found = super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+        return found if len(self.dataset) == ROWS else [*map(self.change, found)]
+
+
+OTHER_TORCH: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "another order": lambda patch: patch.setattr(f"{UTILS}.fetch._MapDatasetFetcher", Turned),
+    "a part more": lambda patch: patch.setattr(f"{UTILS}.fetch._MapDatasetFetcher", Changing),
+    "no such function": lambda patch: patch.delattr(f"{UTILS}.collate.collate_tensor_fn"),
+    "no list of workers": lambda patch: patch.delattr("torch._C._remove_worker_pids"),
+}
+
+
+@pytest.mark.parametrize("torch_is", OTHER_TORCH)
+def test_a_version_of_torch_that_reads_otherwise_is_asked_itself(
+    torch_is: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OTHER_TORCH[torch_is](monkeypatch)
+    x = torch.arange(10)
+    plain = [batch.tolist() for (batch,) in DataLoader(TensorDataset(x), 4)]
+    assert (plain == [rows.tolist() for rows in x.split(4)]) == torch_is.startswith("no ")
+    assert [batch["x"].tolist() for batch in hr.Feed(hr.LoaderSource(DataLoader(TensorDataset(x), 4)))] == plain

@@ -123,6 +123,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "last dropped": lambda: DataLoader(Samples(), SIZE, shuffle=True, drop_last=True),
     "samples that draw": lambda: DataLoader(Augmented(), SIZE, shuffle=True),
     "workers that draw": lambda: DataLoader(Augmented(), SIZE, shuffle=True, num_workers=2),
+    "workers that stay": lambda: DataLoader(Samples(), SIZE, shuffle=True, num_workers=2, persistent_workers=True),
     "iterable": lambda: DataLoader(Stream(), SIZE),
     "iterable, two workers": lambda: DataLoader(Stream(), SIZE, num_workers=2),
     "own iterable": Own,
@@ -135,7 +136,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stateful, a generator": lambda: stateful(Samples(), shuffle=True, generator=generator()),
 }
 QUICK = ("shuffled", "samples that draw", "own iterable", "stateful", "stateful state")
-OTHERS = sampled([name for name in LOADERS if name not in QUICK], keep=["stateful, two workers"], of=3)
+OTHERS = sampled(
+    [name for name in LOADERS if name not in QUICK], keep=["stateful, two workers", "workers that stay"], of=3
+)
 ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 

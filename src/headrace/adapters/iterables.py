@@ -7,6 +7,7 @@ epoch begins again with the random numbers that it began with, and the items tha
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Iterated(Source):
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         self._sized = isinstance(data, DataLoader) and self._length is not None  # its length is right
         self._generating = loaders.generators_of(data)
-        self._made = self._compared_settings()
+        self._made = loaders.settings_of(data, self._exact)
         self._pass: Iterator[Any] | None = None
         self._pulled_ahead: list[Any] = []  # an item that was pulled ahead
         self._rewound = False  # whether an epoch has been begun in its middle, by a state of the data's own
@@ -67,6 +68,7 @@ class Iterated(Source):
         self._random: State | None = None  # those that the epoch began with, once it has
         self._generators: list[Tensor] | None = None
         self._own: State | None = None
+        self._stayed: bool | None = None  # whether the epoch began with workers that had stayed; None: as it may be
         self._streams: tuple[Stream, ...] | None = None
         if streams is not None:
             self._learn(streams)
@@ -119,26 +121,25 @@ class Iterated(Source):
         if ended:
             self._end_pass()
             self._epoch, self._given = self._epoch + 1, 0
-            self._random = self._generators = self._own = None
+            self._random = self._generators = self._own = self._stayed = None
         return items, ended
 
     def _peek(self) -> Any:
         """The first item of an epoch, without a trace: the random numbers and the state are put back."""
-        if self._once:
-            self._pulled_ahead = self._pulled_ahead or [self._next()]
-            first = self._pulled_ahead[0]
-        else:
-            before, generators = rng.capture(_CPU), self._generator_states()
-            parts = [(part, part.state_dict()) for part in loaders.stateful_parts(self._data)]
-            self._pass = self._new_pass()
-            first = self._next()
-            self._end_pass()
-            for part, state in parts:
-                part.load_state_dict(state)
-            self._restore(before, generators)
+        before, generators, stayed = rng.capture(_CPU), self._generator_states(), loaders.has_workers(self._data)
+        parts = [] if self._once else [(part, part.state_dict()) for part in loaders.stateful_parts(self._data)]
+        self._pass = self._new_pass()
+        first = self._fetch()
+        self._end_pass(ends_workers=not stayed)
         if first is _END:
             raise SourceError(self._empty())
-        return first
+        if self._once:
+            self._data = chain([first], self._data)
+            return self._kept(first)
+        for part, state in parts:
+            part.load_state_dict(state)
+        self._restore(before, generators)
+        return self._kept(first)
 
     def _next(self) -> Any:
         """The next item, as it is kept, or `_END`."""
@@ -162,7 +163,7 @@ class Iterated(Source):
             return _END
         except Exception as error:
             why = loaders.failure_of(error, self._pass)
-            self._end_pass(failed=True)
+            self._end_pass(ends_workers=True)
             self.waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
             raise SourceError(
                 f"{self._who} failed after {self._given} {self._unit} of epoch {self._epoch}: {why}"
@@ -175,6 +176,9 @@ class Iterated(Source):
             return
         if self._generators is not None:
             self._restore(None, self._generators)
+        if self._stayed is None:
+            self._stayed = loaders.has_workers(self._data)
+        self._keep_workers(self._stayed)
         if self._rewound and hugging_kind(self._data):
             self._data.load_state_dict({})  # type: ignore[attr-defined]
         self._random, self._generators = rng.capture(_CPU), self._generator_states()
@@ -184,6 +188,8 @@ class Iterated(Source):
         """Begins the epoch as it began, and gives nothing that was given; the random numbers at hand are untouched."""
         before, own = rng.capture(_CPU), self._own
         try:
+            if own is None:
+                self._keep_workers(bool(self._stayed))
             self._restore(self._random, self._generators or [])
             if own is not None:
                 self._data.load_state_dict(decode(json.loads(own["json"]), own["tensors"]))  # type: ignore[attr-defined]
@@ -198,20 +204,10 @@ class Iterated(Source):
                         f"been used when the run was saved. {_AGAIN if self._once else 'Read the same data.'}"
                     )
         except BaseException:
-            self._end_pass(failed=True)
+            self._end_pass(ends_workers=True)
             raise
         finally:
             rng.restore(before, _CPU)
-
-    def _skip_to(self, epoch: int, given: int) -> None:
-        """Moves an iterator, which can be read only once, forward by dropping items."""
-        count = given - self._given
-        if epoch != self._epoch or count < 0:
-            raise SourceError(f"{self._who} is an iterator, which cannot go back. {_AGAIN}")
-        before = rng.capture(_CPU)
-        while count > 0 and self._next() is not _END:
-            count, self._given = count - 1, self._given + 1
-        rng.restore(before, _CPU)
 
     def _new_pass(self) -> Iterator[Any]:
         for part in loaders.parts_of(self._data):
@@ -224,14 +220,22 @@ class Iterated(Source):
                 f"{self._who} cannot begin epoch {self._epoch}: {type(error).__name__}: {error}"
             ) from error
 
-    def _end_pass(self, failed: bool = False) -> None:
+    def _keep_workers(self, wanted: bool) -> None:
+        """Starts or ends workers that stay: a loader that starts them draws a random number more, before its order."""
+        if loaders.has_workers(self._data) == wanted:
+            return
+        if wanted:
+            before, generators = rng.capture(_CPU), self._generator_states()
+            self._new_pass()
+            self._restore(before, generators)
+        else:
+            loaders.end_workers(self._data, self._data._iterator)  # type: ignore[attr-defined]
+
+    def _end_pass(self, ends_workers: bool = False) -> None:
         """Forgets what was given ahead, and ends the worker processes, unless they stay for the next epoch."""
         current, self._pass, self._pulled_ahead = self._pass, None, []
-        stay = getattr(self._data, "persistent_workers", False) and not failed
-        if not stay and (end := getattr(current, "_shutdown_workers", None)) is not None:
-            end()
-            if getattr(self._data, "_iterator", None) is current:
-                self._data._iterator = None  # type: ignore[attr-defined]
+        if ends_workers or not getattr(self._data, "persistent_workers", False):
+            loaders.end_workers(self._data, current)
 
     def _generator_states(self) -> list[Tensor]:
         """Where the generators of the order stand."""
@@ -250,16 +254,6 @@ class Iterated(Source):
             return f"{self._who} is an iterator, which can be read once, and has been: no more epochs. {_AGAIN}"
         return f"{self._who} gives no {self._unit} in epoch {self._epoch}."
 
-    def _compared_settings(self) -> dict[str, Any]:
-        """Settings that must be the same when a state is loaded as when it was saved."""
-        data, made = self._data, dict[str, Any](exact=self._exact, length=self._length, batch_size=None)
-        made |= {"num_workers": None, "generators": len(self._generating)}
-        if isinstance(data, DataLoader):
-            made["batch_size"] = data.batch_size
-            if self._exact or not self._sized:  # otherwise the order is the same with any number
-                made["num_workers"] = data.num_workers
-        return made
-
     def state_dict(self) -> State:
         """As plain values and tensors, none of which is changed later."""
         return {
@@ -268,6 +262,7 @@ class Iterated(Source):
             "random": self._random if self._given else None,
             "generators": self._generator_states() if self._generators is None else self._generators,
             "own": self._own,
+            "stayed": loaders.has_workers(self._data) if self._stayed is None else self._stayed,
             "made": self._made,
         }
 
@@ -281,11 +276,13 @@ class Iterated(Source):
                 f"{self._who} cannot go back to a state of another loader ({'; '.join(differ)}). Make it as it was."
             )
         if self._once and self._pass is not None:
-            self._skip_to(int(state["epoch"]), int(state["given"]))
+            if (state["epoch"], state["given"]) != (self._epoch, self._given):
+                raise SourceError(f"{self._who} is an iterator, which cannot go back. {_AGAIN}")
             return
         self._end_pass()
         self._epoch, self._given = int(state["epoch"]), int(state["given"])
         self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
+        self._stayed = bool(state["stayed"])
 
 
 class LoaderSource(Iterated):

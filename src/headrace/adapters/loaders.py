@@ -1,5 +1,6 @@
 """What can be found out about an iterable of others: its parts, its state, its length, and why its workers failed."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import wait
 from typing import Any, Protocol, runtime_checkable
@@ -7,15 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ..data.fields import take
 from ..errors import ConfigError
 
 _NUMBERS = {int, np.int64, np.int32}
+_PARTS = {"dataset", "auto_collation", "collate_fn", "drop_last"}  # of a fetcher of torch's
 
 EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
@@ -117,30 +116,57 @@ def length_of(data: Any) -> int | None:
         return None
 
 
+def settings_of(data: Any, exact: bool) -> dict[str, Any]:
+    """Settings that must be the same when a state is loaded as when it was saved."""
+    length, workers = length_of(data), None
+    is_loader = isinstance(data, DataLoader)
+    if is_loader and (exact or length is None):  # otherwise the order is the same with any number
+        workers = data.num_workers
+    found = {"exact": exact, "length": length, "batch_size": data.batch_size if is_loader else None}
+    return found | {"num_workers": workers, "generators": len(generators_of(data))}
+
+
+def has_workers(data: Any) -> bool:
+    """Whether a loader has worker processes that stay for the next epoch."""
+    return getattr(data, "persistent_workers", False) and getattr(data, "_iterator", None) is not None
+
+
+def end_workers(data: Any, current: Any) -> None:
+    """Ends the worker processes of a pass, if it has any."""
+    if (end := getattr(current, "_shutdown_workers", None)) is not None:
+        end()
+        if getattr(data, "_iterator", None) is current:
+            data._iterator = None
+
+
 def begin(data: Any) -> Iterator[Any]:
     """Begins a pass over data. It gives what `iter(data)` gives; rows of tensors in memory are taken at once."""
     current: Any = iter(data)
-    if getattr(current, "_worker_pids_set", False):  # a death is noticed where a batch is awaited: torch would raise
-        _remove_worker_pids(id(current))  # in whatever is done
+    forget = getattr(torch._C, "_remove_worker_pids", None)
+    if forget and getattr(current, "_worker_pids_set", False):  # a death is noticed where a batch is awaited: torch
+        forget(id(current))  # would raise in whatever is done
         current._worker_pids_set = False
     fetcher = getattr(current, "_dataset_fetcher", None)
-    if type(fetcher) is _MapDatasetFetcher and fetcher.auto_collation and _stacks_tensors(fetcher.collate_fn):
+    if fetcher is not None and _stacks_rows(fetcher):
         innermost = fetcher.dataset
         while type(innermost) is Subset and "__getitems__" not in vars(innermost):
             innermost = innermost.dataset
         plain = type(innermost) is TensorDataset and not hasattr(innermost, "__getitems__")
         if plain and all(map(_is_plain, innermost.tensors)):
-            current._dataset_fetcher = _RowsAtOnce(fetcher.dataset, True, default_collate, fetcher.drop_last)
+            current._dataset_fetcher = _RowsAtOnce(fetcher)
     found: Iterator[Any] = current
     return found
 
 
-class _RowsAtOnce(_MapDatasetFetcher):
-    """Takes the rows of a batch by one call per tensor, with the bits that torch gets when it stacks them."""
+class _RowsAtOnce:
+    """Takes the rows of a batch by one call per tensor, with the bits that torch's fetcher gets when it stacks them."""
 
-    def fetch(self, possibly_batched_index: Any) -> Any:
-        if type(possibly_batched_index) is list:
-            dataset, rows = self.dataset, possibly_batched_index
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher, self.dataset = fetcher, fetcher.dataset
+
+    def fetch(self, wanted: Any) -> Any:
+        if type(wanted) is list:
+            dataset, rows = self.dataset, wanted
             try:
                 while type(dataset) is Subset:
                     rows, dataset = [dataset.indices[row] for row in rows], dataset.dataset
@@ -149,13 +175,31 @@ class _RowsAtOnce(_MapDatasetFetcher):
                     return [take(tensor, places) for tensor in dataset.tensors]
             except Exception:
                 pass  # rows that are counted from the end are found below, and those that are not there are named
-        return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+        return self._fetcher.fetch(wanted)
 
 
-def _stacks_tensors(collate: Any) -> bool:
-    """Whether it is torch's, and nobody has told that to do anything else with tuples of tensors."""
-    changed = any(isinstance((), kind) for kind in default_collate_fn_map)
-    return collate is default_collate and default_collate_fn_map.get(Tensor) is collate_tensor_fn and not changed
+def _stacks_rows(fetcher: Any) -> bool:
+    """Whether torch's fetcher stacks rows by torch's own function, which nobody has extended, and does no more.
+
+    All of this is private to torch. Where anything is not as it is known, batches are read in the plain way.
+    """
+    try:
+        from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+        from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+        known = type(fetcher) is _MapDatasetFetcher and vars(fetcher).keys() == _PARTS and fetcher.auto_collation
+        if not known or fetcher.collate_fn is not default_collate:
+            return False
+        if default_collate_fn_map.get(Tensor) is not collate_tensor_fn:
+            return False
+        if any(isinstance((), kind) for kind in default_collate_fn_map):
+            return False
+        trial = copy.copy(fetcher)
+        trial.dataset = [(torch.tensor(row),) for row in range(3)]
+        [found] = trial.fetch([2, 0])
+        return type(found) is Tensor and found.tolist() == [2, 0]
+    except Exception:
+        return False
 
 
 def _is_plain(tensor: Any) -> bool:
