@@ -15,7 +15,7 @@ from overhead import Verdict
 from torch import Tensor
 
 import headrace as hr
-from headrace.data.reading import STRETCH
+from headrace.data.reader import STRETCH
 
 FAR, NEAR, LONG = 10**12, 10**7, 10**9
 BLOCK, MIX, BATCH, FEATURES = 65_536, 8, 128, 32

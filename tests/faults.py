@@ -305,8 +305,8 @@ TAPE = [
 DATA = [
     _fault(
         "the cursor is one row behind",
-        "return self.reading.cursor(self.position)",
-        "return self.reading.cursor(max(0, self.position - 1))",
+        "return self.cursor(self.position)",
+        "return self.cursor(max(0, self.position - 1))",
         "testing/test_check_source.py",
         "data/test_reader.py",
     ),

@@ -111,7 +111,7 @@ def test_a_size_counts_the_items_of_the_stream_that_is_named() -> None:
 def test_how_far_the_order_is_computed_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
     lengths = [k * 7 % 5 for k in range(50)]
     whole = [seen(batch) for batch in rest(reader(lengths, max_epochs=3, cross_epochs=True), 9)]
-    monkeypatch.setattr("headrace.data.reading.STRETCH", stretch)
+    monkeypatch.setattr("headrace.data.reader.STRETCH", stretch)
     assert [seen(batch) for batch in rest(reader(lengths, max_epochs=3, cross_epochs=True), 9)] == whole
 
 
@@ -223,9 +223,3 @@ def test_a_failed_take_moves_nothing() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         source.next_batch(4)
     assert source.state_dict() == before
-
-
-def test_a_cursor_of_workers_that_read_blocks_in_lanes_is_refused() -> None:
-    reader = hr.Reader(hr.ArrayTable({"x": torch.arange(40)}), "blocks", block=4)
-    with pytest.raises(hr.SourceError, match="in lanes: begin another run"):
-        reader.load_state_dict({**reader.state_dict(), "lanes": "4x2"})

@@ -210,6 +210,7 @@ REFUSED: dict[str, list[Refusal]] = {
         ],
     ],
     "readers": [
+        (lambda: hr.Reader(hr.ArrayTable({"x": X}), hr.Order(3)), ConfigError, r"and the order 3\. Give hr\.Order\("),
         (lambda: reader(max_samples=0), ConfigError, "max_samples= is at least 1, got 0"),
         (lambda: reader(max_epochs=0), ConfigError, "max_epochs= is at least 1, got 0"),
         (lambda: reader(mix=2), ConfigError, "mix= is a number of blocks"),

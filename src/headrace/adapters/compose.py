@@ -14,9 +14,10 @@ from ..data.maps import Change, Mapped
 from ..data.order import Permutation
 from ..data.orders import MixOrder
 from ..data.packed import PackedTable
-from ..data.reader import Epochs, Reader
+from ..data.reader import Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of
+from ..data.wrapped import Epochs
 from ..errors import ConfigError, DataError
 from ..length import Length, Points, as_count
 from .adapt import as_data, as_table

@@ -17,7 +17,8 @@ from ..data.arrays import ArrayTable
 from ..data.batch import ANY, Batch, Stream
 from ..data.fields import Field, Opaque, Rows, cat, map_tensors, unmasked
 from ..data.ragged import Ragged
-from ..data.reader import Reader, SourceWrapper
+from ..data.reader import Reader
+from ..data.wrapped import SourceWrapper
 from ..data.shard import WHOLE, Shard
 from ..data.source import Table, forwarded
 from ..data.views import Concat, View

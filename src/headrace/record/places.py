@@ -28,7 +28,7 @@ class Places:
             raise RunError(f"the batches of this run count {cursor['count']}, not rows: their places are not known.")
         known = {"seed": cursor["seed"], "block": cursor["block"], "mix": cursor["mix"]}
         self._order: Order
-        self._order = reader.reading.order if reader is not None else Order(cursor["rows"], cursor["order"], **known)
+        self._order = reader.order if reader is not None else Order(cursor["rows"], cursor["order"], **known)
         if self._order.n != cursor["rows"]:
             raise RunError(f"the run has read {cursor['rows']} rows, and these data have {self._order.n}.")
         self._crosses, self.rows = bool(cursor["cross_epochs"]), int(cursor["rows"])

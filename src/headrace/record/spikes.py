@@ -91,7 +91,7 @@ class SpikeGuard(Callback):
             self._losses = torch.tensor(self._losses, device=device)
         if isinstance(info.train, Reader):
             is_mix = isinstance(info.train.order, MixOrder)
-            self._reads_each = device.type == "cpu" or info.train.reading.crosses or is_mix
+            self._reads_each = device.type == "cpu" or info.train.crosses or is_mix
         info.trainer.updates.guard.allows = self._allows
 
     def _change(self, info: Info, batch: Batch) -> Batch:

@@ -197,7 +197,7 @@ def _worst(rows: Sequence[Row]) -> list[int]:
 def _look_ahead(found: Why, record: Record, before: _Before, trainer: Trainer, train: Any, ahead: int) -> None:
     """The losses of the update and of those after it, by a plain loop on copies, with the worst rows and without."""
     source = train_source(trainer, train)
-    if not isinstance(source, Reader) or source.reading.augment is not None:  # updates had other rows than the table
+    if not isinstance(source, Reader) or source.augment is not None:  # updates had other rows than the table
         return
     objective, places = next(iter(trainer.objectives.values())), record.places(train)
     device, standing = trainer.device, rng.capture(trainer.device)

@@ -356,7 +356,7 @@ def measurable(
 
 def columns_of(source: Source | None) -> Mapping[str, Any]:
     """The columns of a source that is an array in memory, unless an augmentation makes others of them."""
-    known = isinstance(source, Reader) and isinstance(source.table, ArrayTable) and source.reading.augment is None
+    known = isinstance(source, Reader) and isinstance(source.table, ArrayTable) and source.augment is None
     return source.table.columns if known else {}  # type: ignore[union-attr]
 
 

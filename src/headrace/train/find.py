@@ -16,8 +16,8 @@ import torch
 
 from ..adapters.loaders import generators_of
 from ..arena.joint import parts_of
-from ..data.reader import rewound
 from ..data.source import Source
+from ..data.wrapped import rewound
 from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory
 from ..length import as_count
 from ..step import check

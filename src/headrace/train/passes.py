@@ -13,9 +13,9 @@ import torch
 from ..adapters.samples import CollatedSource
 from ..data.batch import Batch
 from ..data.feed import Feed
-from ..data.reader import rewound
 from ..data.shard import WHOLE
 from ..data.source import Source
+from ..data.wrapped import rewound
 from ..loss.objective import Supervised, measured_by, scoring
 from ..loss.outcome import Outcome, as_outcome
 from ..loss.tally import Tally

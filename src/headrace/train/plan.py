@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.reader import Epochs, Reader
+from ..data.reader import Reader
 from ..data.source import Source
+from ..data.wrapped import Epochs
 from ..errors import ConfigError
 from ..length import Length
 from ..step import check

@@ -65,7 +65,7 @@ def make_loop(
     checkpointer = Checkpointer(workers.strategy, run)
     source = train_source(trainer, train, resumes=True)
     if trainer.strategy.parts and isinstance(source, Reader):
-        check_independent_rows(source.table, source.reading.augmentation)
+        check_independent_rows(source.table, source.augmentation)
     bounds = limits(epochs, steps, samples, minutes)
     source = workers.source(source, trainer.batch_sizes.first, bounds)
     if not workers.leads:

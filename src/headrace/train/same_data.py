@@ -83,7 +83,7 @@ def _contents(name: str, source: Source, comm: Comm) -> str:
                 stacklevel=2,
             )
         rows = []
-    values = reader.reading.fingerprint or table.fingerprint()
+    values = reader.fingerprint or table.fingerprint()
     return hashlib.blake2b("\n".join([values, *rows]).encode(), digest_size=8).hexdigest()
 
 

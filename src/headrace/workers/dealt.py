@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ..data.batch import Batch, Macrobatch, State
-from ..data.reader import SourceWrapper
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source
+from ..data.wrapped import SourceWrapper
 from .comm import Comm
 
 

@@ -3,9 +3,10 @@
 from itertools import accumulate, pairwise
 
 from ..data.batch import Batch, Macrobatch, State
-from ..data.reader import Reader, SourceWrapper
+from ..data.reader import Reader
 from ..data.shard import WHOLE, Shard
 from ..data.source import Source
+from ..data.wrapped import SourceWrapper
 from ..errors import ConfigError, SourceError
 from .center import Rows
 from .connection import CenterClient
@@ -71,7 +72,7 @@ class Leased(SourceWrapper):
                 return None
             self._pass = max(self._pass, self._epoch(self._leases[0][0]))
         (first, end), following = self._leases[0], self._leases[1:]
-        macrobatch = self.reader.reading.until(end).fetch(first, size, max(size, min(rows, end - first - size)))
+        macrobatch = self.reader.until(end).fetch(first, size, max(size, min(rows, end - first - size)))
         assert macrobatch is not None
         cuts = list(accumulate(macrobatch.totals, initial=first))
         self.reader.position = cuts[-1]

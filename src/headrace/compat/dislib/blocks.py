@@ -7,7 +7,6 @@ import numpy as np
 
 from ...data.order import Order
 from ...data.reader import Reader
-from ...data.reading import Reading
 from ...data.shard import Shard
 from ...data.source import Table
 
@@ -27,14 +26,32 @@ class BlockReader(Reader):
 
     Of the blocks in an epoch's order, worker j of `workers` reads numbers j, j + workers, and so on. A block is cut as
     `numpy.array_split` cuts it; what is empty is left out. With one worker a batch is a part of one block.
+    The size that is asked for is ignored.
     """
+
+    order: "_BlockOrder"
 
     def __init__(
         self, table: Table, lengths: Sequence[int], batches: int, workers: int, shuffle: Shuffle, seed: int
     ) -> None:
-        super().__init__(table)
-        order = _BlockOrder(list(lengths), batches, workers, shuffle, seed)
-        self.reading = _BlockReading(table, order)
+        super().__init__(table, _BlockOrder(list(lengths), batches, workers, shuffle, seed))
+
+    def cuts(self, start: int, size: int, batches: int) -> list[int]:
+        epoch, at = divmod(start, self.order.n)
+        bounds = [*self.order.layout(epoch).bounds.tolist(), self.order.n]
+        first, end = bounds.index(at), self.epoch_end(start)
+        found = [epoch * self.order.n + bound for bound in bounds[first : first + batches + 1]]
+        return [cut for cut in found if cut <= end]
+
+    def part(self, start: int, stop: int, shard: Shard) -> tuple[int, int]:
+        epoch, at = divmod(start, self.order.n)
+        layout = self.order.layout(epoch)
+        begins = layout.parts[np.searchsorted(layout.bounds, at)] + epoch * self.order.n
+        return int(begins[shard.index]), int(begins[shard.index + 1])
+
+    def batches(self, size: int) -> int | None:
+        order = self.order
+        return len(order.layout(0).bounds) if order.batches <= min(order.lengths) else None
 
 
 class _Layout(NamedTuple):
@@ -81,26 +98,3 @@ class _BlockOrder(Order):
         ends = sizes.cumsum().reshape(sizes.shape)
         begins = np.hstack([ends[:, :1] - sizes[:, :1], ends])[sizes.any(axis=1)]
         return _Layout(np.concatenate([part for batch in parts for part in batch]), begins[:, 0], begins)
-
-
-class _BlockReading(Reading):
-    """A reading whose batches are those of the order; the size that is asked for is ignored."""
-
-    order: _BlockOrder
-
-    def cuts(self, start: int, size: int, batches: int) -> list[int]:
-        epoch, at = divmod(start, self.order.n)
-        bounds = [*self.order.layout(epoch).bounds.tolist(), self.order.n]
-        first, end = bounds.index(at), self.epoch_end(start)
-        found = [epoch * self.order.n + bound for bound in bounds[first : first + batches + 1]]
-        return [cut for cut in found if cut <= end]
-
-    def part(self, start: int, stop: int, shard: Shard) -> tuple[int, int]:
-        epoch, at = divmod(start, self.order.n)
-        layout = self.order.layout(epoch)
-        begins = layout.parts[np.searchsorted(layout.bounds, at)] + epoch * self.order.n
-        return int(begins[shard.index]), int(begins[shard.index + 1])
-
-    def batches(self, size: int) -> int | None:
-        order = self.order
-        return len(order.layout(0).bounds) if order.batches <= min(order.lengths) else None

@@ -11,7 +11,6 @@ from torch import Tensor
 from ....data.order import Order
 from ....data.ragged import Ragged
 from ....data.reader import Reader
-from ....data.reading import Reading
 from ....errors import ConfigError
 from ..core import Value
 from ..device import DeviceDescriptor, chosen
@@ -46,8 +45,8 @@ def _of_sweep(n: int, kind: str, seed: int, block: int, mix: int) -> Order:
     return Order(n, kind, seed=seed, block=block, mix=mix)
 
 
-class _Reading(Reading):
-    """A reading whose batches may cross any number of sweeps."""
+class _SweptReader(Reader):
+    """A reader whose batches may cross any number of sweeps."""
 
     def cuts(self, start: int, size: int, batches: int) -> list[int]:
         return [start, start + size]
@@ -94,9 +93,8 @@ class MinibatchSource:
         self._per_sample = len(table) / max(1, self._sizes.sum())
         self.streams = Record(**{info.m_name: info for info in self._infos})
         self._limit, self._sweeps, self._seen, self._is_random = min(max_samples, MANY), max_sweeps, 0, random
-        self._reader = Reader(table, "none")
+        self._reader = _SweptReader(table, swept, cross_epochs=True)
         self._end = MANY if max_sweeps == INFINITELY_REPEAT else max_sweeps * len(table)
-        self._reader.reading = _Reading(table, swept, crosses=True)
 
     def stream_infos(self) -> list[StreamInformation]:
         return list(self._infos)
@@ -168,11 +166,11 @@ class MinibatchSource:
         return stop
 
     def _lengths(self, begin: int, stop: int) -> Any:
-        return self._sizes[self._reader.reading.rows(begin, stop)]
+        return self._sizes[self._reader.rows(begin, stop)]
 
     def _is_mine(self, begin: int, stop: int, count: int, own: int) -> Any:
         """Which of the sequences between these positions are those of a partition."""
-        numbers = self._reader.reading.rows(begin, stop) // self._chunk if self._is_random else np.arange(begin, stop)
+        numbers = self._reader.rows(begin, stop) // self._chunk if self._is_random else np.arange(begin, stop)
         return numbers % count == own
 
     def get_checkpoint_state(self) -> dict[str, Any]:
