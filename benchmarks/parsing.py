@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,7 +28,7 @@ VOCABULARY, FEATURES, CLASSES = 10_000, 50, 5
 ROWS = 65_536  # that are read together
 FEW_BYTES = 4_000_000  # that the parser in plain Python reads
 REPEATS = 5
-FIRST, BY_TWO, AGAIN = "headrace: first open", "headrace: first open, 2 workers", "headrace: open again"
+FIRST, AGAIN = "headrace: first open", "headrace: open again"
 PLAIN = "plain Python"
 TIMES, AGAIN_GB_S = 8, 1.0
 Row = dict[str, list[Any]]
@@ -95,7 +95,7 @@ def texts(scratch: Path, quick: bool, repeats: int, report: Report) -> None:
 
 
 class Ways:
-    """Ways to read one file, in seconds of a megabyte: all by one core, but for that with two workers."""
+    """Ways to read one file, in seconds of a megabyte, each by one core."""
 
     def __init__(self, text: Text, path: Path) -> None:
         self._text, self._path = text, path
@@ -109,12 +109,12 @@ class Ways:
     @property
     def rivals(self) -> dict[str, Callable[[], float]]:
         """Each of them."""
-        return {FIRST: self._first, BY_TWO: lambda: self._first(2), AGAIN: self._again, PLAIN: self._plain}
+        return {FIRST: self._first, AGAIN: self._again, PLAIN: self._plain}
 
-    def _first(self, workers: int = 1) -> float:
+    def _first(self) -> float:
         cache = self._new_cache()
-        with one_core() if workers == 1 else nullcontext():
-            seconds = timed(lambda: pass_over(self._open(cache, workers)))
+        with one_core():
+            seconds = timed(lambda: pass_over(self._open(cache)))
         shutil.rmtree(cache)
         return seconds / self.size_mb
 
@@ -126,8 +126,8 @@ class Ways:
         with one_core():
             return timed(lambda: plain(self._few)) / (len(self._few) / 1e6)
 
-    def _open(self, cache: Path, workers: int = 1) -> hr.Table:
-        return open_ctf(self._path, self._text.streams, cache=cache, workers=workers)
+    def _open(self, cache: Path) -> hr.Table:
+        return open_ctf(self._path, self._text.streams, cache=cache)
 
     def _new_cache(self) -> Path:
         cache = next(self._caches)

@@ -90,34 +90,6 @@ def test_a_dataset_with_getitems_is_asked_for_many_rows_at_once() -> None:
     assert data.asked == [[5, 2]]
 
 
-class Meeting(Samples):
-    """A dataset whose rows are given only while three others are asked for, too."""
-
-    meet: Callable[[], Any] = staticmethod(lambda: None)
-    bad = -1
-
-    def __getitem__(self, row: int) -> Any:
-        self.meet()
-        if row == self.bad:
-            raise OSError("no such disk")
-        return torch.tensor([float(row)]), torch.tensor(row)
-
-
-class MeetingByLists(Meeting):
-    def __getitems__(self, rows: list[int]) -> list[Any]:
-        self.meet()
-        return [(torch.tensor([float(row)]), torch.tensor(row)) for row in rows]
-
-
-@pytest.mark.parametrize("kind", [Meeting, MeetingByLists])
-def test_threads_ask_for_several_rows_at_the_same_time(kind: type[Meeting]) -> None:
-    dataset = kind()
-    table = from_dataset(Subset(dataset, range(16)), threads=4)
-    dataset.meet = threading.Barrier(4, timeout=20).wait
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
-    assert table.take(order)["y"].tolist() == order.tolist()
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool) -> None:
     seen = set[threading.Thread]()
@@ -136,39 +108,6 @@ def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool) 
         trainer.validate(given[1])
         trainer.predict(given[1])
     assert seen == {threading.current_thread()}
-
-
-def test_a_dataset_that_allows_threads_is_read_ahead_by_others_than_the_one_that_trains() -> None:
-    dataset, seen = Meeting(), set[threading.Thread]()
-    table = from_dataset(dataset, threads=2)
-    dataset.meet = lambda: seen.add(threading.current_thread())
-    with hr.Feed(hr.Reader(table), batch_size=4) as feed:
-        assert sum(batch.rows for batch in feed) == len(dataset)
-    assert seen
-    assert threading.current_thread() not in seen
-
-
-def test_threads_change_neither_bits_nor_the_row_of_an_error() -> None:
-    def trained(threads: int) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(1, 1)
-        trainer = hr.Trainer(model, hr.MSE(target="y"), torch.optim.SGD(model.parameters(), 1e-3), batch_size=4)
-        table = hr.map(from_dataset(Meeting(), threads=threads), as_target)
-        trainer.fit(table, epochs=2, progress=False)
-        return [p.detach() for p in model.parameters()]
-
-    assert all(map(torch.equal, trained(1), trained(3)))
-    dataset = Meeting()
-    table = from_dataset(dataset, threads=3)
-    dataset.bad = 5
-    with pytest.raises(hr.SourceError, match="Meeting failed at row 5: OSError: no such disk"):
-        table.take(torch.arange(8))
-    with pytest.raises(hr.ConfigError, match="threads= is how many rows are read at the same time, from 1 on, got 0"):
-        from_dataset(dataset, threads=0)
-
-
-def as_target(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"x": fields["x"], "y": fields["y"].float().unsqueeze(1)}
 
 
 def test_sequences_become_ragged_streams() -> None:

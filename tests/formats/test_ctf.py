@@ -111,7 +111,7 @@ def test_the_sample_of_fourteen_lines_is_four_sequences_with_a_label_each(tmp_pa
         again = open_ctf(written(tmp_path / f"{k}.ctf", other), [WORDS, LABEL], fields={"words": "x"})
         assert rows_of(again) == rows_of(table)
     packed = written(tmp_path / "train.ctf.gz", gzip.compress(SAMPLE.encode()))
-    assert rows_of(open_ctf(packed, [WORDS, LABEL], fields={"words": "x"}, workers=3)) == rows_of(table)
+    assert rows_of(open_ctf(packed, [WORDS, LABEL], fields={"words": "x"})) == rows_of(table)
 
 
 LABELS = [Stream(name, ()) for name in ("labels", "labels_of_all", "labels_of_all_words", "größe")]
@@ -205,7 +205,7 @@ def test_a_file_cut_anywhere_has_the_rows_of_the_plain_parser(seed: int, tmp_pat
     for k, size in enumerate([1, 7, 50, 300, 10**6]):
         pieces(size, random.choice([4, 50, 1 << 16]))
         for name, content in ((f"{k}.ctf", data), (f"{k}.ctf.gz", gzip.compress(data))):
-            table = open_ctf(written(tmp_path / name, content), STREAMS, fields=NAMES, workers=1 + k % 2)
+            table = open_ctf(written(tmp_path / name, content), STREAMS, fields=NAMES)
             assert seen(rows_of(table)) == seen(expected.rows)
 
 
@@ -278,24 +278,6 @@ def test_a_wrong_line_would_be_seen(tmp_path: Path, monkeypatch: Any, pieces: Pi
     monkeypatch.setattr(module, "fault_of", moved)
     with pytest.raises(AssertionError):
         survey(range(50), tmp_path, monkeypatch, pieces)
-
-
-@pytest.mark.slow
-def test_any_number_of_workers_leaves_the_same_file(tmp_path: Path, pieces: Pieces) -> None:
-    pieces(300, 50)
-    data = valid(Random(8), 200)
-    kept = []
-    for workers in (1, 2):
-        (tmp_path / str(workers)).mkdir()
-        path = written(tmp_path / str(workers) / "train.ctf", data)
-        table = open_ctf(path, STREAMS, fields=NAMES, workers=workers)
-        assert seen(rows_of(table)) == seen(reference(data, STREAMS, NAMES).rows)
-        kept.append(next(path.parent.glob(".train.ctf.*.arrow")).read_bytes())
-    assert kept[0] == kept[1]
-    bad, line = data.rstrip() + b"\n100000 |y 1 2\n", data.rstrip().count(b"\n") + 2
-    for workers in (1, 2):
-        said = told(bad, tmp_path, *STREAMS, fields=NAMES, workers=workers)
-        assert f"train.ctf, line {line}: stream 'y': expected 3 values" in said
 
 
 # --- errors ----------------------------------------------------------------------------------------------
@@ -392,7 +374,6 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([Stream("y", (5,), "complex64")], {}, "not read from text"),
     ([Stream("y", (5, 2), layout="sparse")], {}, "one dimension is expected"),
     ([LABEL], {"bad_rows": "ignore"}, "bad_rows"),
-    ([LABEL], {"workers": 0}, "workers="),
     ([LABEL], {"cache": "nowhere"}, "directory that exists"),
 ]
 

@@ -4,9 +4,8 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +21,11 @@ from ..data.wrapped import SourceWrapper
 from ..data.shard import WHOLE, Shard
 from ..data.source import Table, forwarded
 from ..data.views import Concat, View
-from ..errors import ConfigError, DataError, HeadraceError, SourceError
-from ..length import as_count
+from ..errors import DataError, HeadraceError, SourceError
 from ..store import rng
 
 AT_ONCE = 512  # samples collated together: so few are still in the processor's cache when they are
 Names = Sequence[str] | None
-Part = TypeVar("Part")
-Done = TypeVar("Done")
 _CPU = torch.device("cpu")
 
 
@@ -54,7 +50,6 @@ def from_dataset(
     *,
     names: Names = None,
     sequences: Sequence[str] = (),
-    threads: int = 1,
     collate: Callable[[list[Any]], Any] | None = None,
     order: str = "full",
     seed: int = 0,
@@ -66,10 +61,7 @@ def from_dataset(
     `default_collate`. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
     flat dict. `sequences` are those streams whose tensors differ in their first dimension from row to row.
 
-    A Dataset is read in the thread that trains. With `threads`, so many threads read rows while the model trains. The
-    order of the rows stays the same. The Dataset must allow several threads. They help if it waits for files, or
-    decodes in a library that releases the GIL. A Dataset that computes in Python is faster in the processes of a
-    DataLoader.
+    A Dataset is read in the thread that trains. One whose rows take long is faster in the processes of a DataLoader.
 
     `collate` makes a batch of a list of samples, as that of a DataLoader does, and may pad it to its longest row. The
     Dataset is then a source, in an `order` by a `seed`, that resumes exactly after any batch. `predict` reads it in the
@@ -78,16 +70,16 @@ def from_dataset(
     A row has to be the same each time it is read: make random changes in `Trainer(augment=)`, which resumes exactly.
     """
     if collate is not None:
-        return CollatedSource(Samples(dataset, names, sequences, threads, collate), order, seed)
+        return CollatedSource(Samples(dataset, names, sequences, collate), order, seed)
     if isinstance(dataset, TensorDataset) and _plain(dataset, TensorDataset):
         return ArrayTable(by_name(dataset.tensors, names, type(dataset).__name__))
     if isinstance(dataset, Subset) and _plain(dataset, Subset):
         indices = torch.as_tensor(np.asarray(dataset.indices), dtype=torch.int64)
-        return View(from_dataset(dataset.dataset, names=names, sequences=sequences, threads=threads), indices)
+        return View(from_dataset(dataset.dataset, names=names, sequences=sequences), indices)
     if isinstance(dataset, ConcatDataset) and _plain(dataset, ConcatDataset):
         parts = dataset.datasets
-        return Concat([from_dataset(part, names=names, sequences=sequences, threads=threads) for part in parts])
-    return Samples(dataset, names, sequences, threads)
+        return Concat([from_dataset(part, names=names, sequences=sequences) for part in parts])
+    return Samples(dataset, names, sequences)
 
 
 def _plain(dataset: Any, kind: type) -> bool:
@@ -107,13 +99,9 @@ class Samples(Table):
         dataset: Any,
         names: Names = None,
         sequences: Sequence[str] = (),
-        threads: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if not as_count(threads):
-            raise ConfigError(f"threads= is how many rows are read at the same time, from 1 on, got {threads!r}.")
-        self.dataset, self._names, self._sequences, self._threads = dataset, names, tuple(sequences), threads
-        self.thread_safe, self._collate = threads > 1, collate
+        self.dataset, self._names, self._sequences, self._collate = dataset, names, tuple(sequences), collate
         self._who, self._length = type(dataset).__name__, _length(dataset)
         if not self._length:
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
@@ -145,13 +133,6 @@ class Samples(Table):
         return collated(self._samples(rows), self._names, self._sequences, self._who)
 
     def _samples(self, rows: list[int]) -> Sequence[Any]:
-        if self._threads == 1:
-            return self._read(rows)
-        at_once = -(-len(rows) // self._threads) if self._many else 1
-        parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
-        return [sample for part in in_threads(self._read, parts, self._threads) for sample in part]
-
-    def _read(self, rows: list[int]) -> Sequence[Any]:
         if self._many:
             try:
                 found: Sequence[Any] = self.dataset.__getitems__(rows)
@@ -181,7 +162,7 @@ class CollatedSource(SourceWrapper):
 
     def __init__(self, samples: Samples, order: str, seed: int) -> None:
         reader = Reader(ArrayTable({"row": torch.arange(len(samples))}), order, seed)
-        super().__init__(reader, thread_safe=samples.thread_safe, aliases=True, shards=False)
+        super().__init__(reader, thread_safe=False, aliases=True, shards=False)
         self._samples = samples
         self.streams = [replace(stream, shape=(ANY,) * len(stream.shape)) for stream in samples.streams]
 
@@ -206,14 +187,6 @@ class CollatedSource(SourceWrapper):
             return None
         fields = self._samples.take(rows["row"]).fields
         return Batch(fields, rows.rows, total=rows.total, cursor=rows.cursor, ends_epoch=rows.ends_epoch)
-
-
-def in_threads(act: Callable[[Part], Done], parts: Sequence[Part], threads: int) -> list[Done]:
-    """What `act` gives for each part, in their order; so many are under way at the same time."""
-    if threads == 1 or len(parts) == 1:
-        return [*map(act, parts)]
-    with ThreadPoolExecutor(threads) as pool:
-        return [*pool.map(act, parts)]
 
 
 def _level() -> int:

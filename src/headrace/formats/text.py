@@ -3,10 +3,7 @@
 import gzip
 import warnings
 import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +35,6 @@ def open_ctf(
     fields: Mapping[str, str] | None = None,
     bad_rows: Literal["stop", "skip"] = "stop",
     cache: str | Path | None = None,
-    workers: int = 1,
 ) -> Table:
     """Opens a file in CNTK's text format as a table, with a row for each sequence.
 
@@ -52,30 +48,25 @@ def open_ctf(
         fields: the names of streams in the file, where they differ: `{"words": "x"}`.
         bad_rows: "stop" raises at the first line that cannot be read, "skip" drops such sequences, and says how many.
         cache: the directory of the Arrow file; by default that of the file.
-        workers: how many threads parse the file. The result does not depend on it.
     """
     if "://" in str(path):
         raise ConfigError(f"{path} is not a local file. Copy it here, and open the copy.")
     if bad_rows not in ("stop", "skip"):
         raise ConfigError(unknown("bad_rows", bad_rows, ("stop", "skip")))
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers= is a number of threads, at least 1, got {workers!r}.")
     streams, fields = streams_in(streams), dict(fields or {})
     if cache is not None and not Path(cache).is_dir():
         raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
     layout, file = Layout.of(streams, fields), DataFile.local(str(Path(path).expanduser()))
     names = [stream.name for stream in streams]
     key = fingerprint_of(VERSION, *digests([file]), layout.described(), names, bad_rows)
-    rows = _TextRows(file, layout, names, bad_rows == "skip", workers)
+    rows = _TextRows(file, layout, names, bad_rows == "skip")
     folder = (Path(file.path).parent if cache is None else Path(cache)).absolute()
     kept = folder / f".{file.name[:50]}.{key}{ENDING}"
     noted = converted(kept, lambda: (rows, rows.noted), f"the rows of {path}")
     if noted["dropped"]:
         counts = f"{noted['dropped']:,} of {noted['sequences']:,} sequences were dropped"
         warnings.warn(f"{path}: {counts}. The first: {noted['first']}", stacklevel=2)
-    again = partial(
-        open_ctf, file.path, streams, fields=fields, bad_rows=bad_rows, cache=cache and folder, workers=workers
-    )
+    again = partial(open_ctf, file.path, streams, fields=fields, bad_rows=bad_rows, cache=cache and folder)
     return TextTable(open_files([DataFile.local(str(kept))], Request()), file, key, again)
 
 
@@ -100,8 +91,8 @@ def _reopen(again: Callable[[], Table], key: str) -> Table:
 class _TextRows:
     """The rows of a text file, a block at a time. It can be gone through several times."""
 
-    def __init__(self, file: DataFile, layout: Layout, names: Sequence[str], skip: bool, workers: int) -> None:
-        self._file, self._layout, self._names, self._skip, self._workers = file, layout, names, skip, workers
+    def __init__(self, file: DataFile, layout: Layout, names: Sequence[str], skip: bool) -> None:
+        self._file, self._layout, self._names, self._skip = file, layout, names, skip
 
     def __iter__(self) -> Iterator[Batch]:
         self._sequences = self._dropped = self._lines = 0
@@ -111,9 +102,8 @@ class _TextRows:
                 start = _begin(text, self._file)
                 self._ids = has_ids(iter(text))
                 text.seek(start)
-                with closing(self._read_ahead(blocks(text, self._ids, BLOCK_BYTES))) as read:
-                    for block, parsed in read:
-                        yield from self._rows_of(block, parsed)
+                for block in blocks(text, self._ids, BLOCK_BYTES):
+                    yield from self._rows_of(block)
         except (EOFError, zlib.error, OSError) as error:
             raise SourceError(f"{self._file} is cut short or damaged ({error}). Make or copy the file again.") from None
         finally:
@@ -128,32 +118,15 @@ class _TextRows:
         """What was read, and what was not."""
         return {"sequences": self._sequences, "dropped": self._dropped, "first": self._first}
 
-    def _read_ahead(self, found: Iterator[bytes]) -> Generator[tuple[bytes, Parsed | None]]:
-        """Blocks and what they are read as, in the order of the file."""
-        read = partial(read_block, layout=self._layout, has_ids=self._ids)
-        if self._workers == 1:
-            yield from ((block, read(block)) for block in found)
-            return
-        with ThreadPoolExecutor(self._workers) as pool:
-            try:
-                waiting: deque[Any] = deque()
-                for block in found:
-                    waiting.append((block, pool.submit(read, block)))
-                    if len(waiting) > 2 * self._workers:
-                        first, parsed = waiting.popleft()
-                        yield first, parsed.result()
-                yield from ((block, parsed.result()) for block, parsed in waiting)
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _rows_of(self, piece: bytes, parsed: Parsed | None) -> Iterator[Batch]:
+    def _rows_of(self, piece: bytes) -> Iterator[Batch]:
         """The rows of a piece of text. One that cannot be read at once is read in parts, and these by sequences."""
+        parsed = read_block(piece, self._layout, self._ids)
         if parsed is not None and (parsed.ids is None or parsed.ids[0] > self._last):
             self._last = parsed.ids[1] if parsed.ids is not None else -1
             yield from self._counted(piece, parsed)
         elif len(piece) > EXACT_BYTES and (middle := middle_of(piece, self._ids)):
             for part in (piece[:middle], piece[middle:]):
-                yield from self._rows_of(part, read_block(part, self._layout, self._ids))
+                yield from self._rows_of(part)
         else:
             good = b""
             for start, stop in pairwise([0, *boundaries(piece, 0, self._ids), len(piece)]):

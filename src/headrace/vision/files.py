@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..adapters.samples import in_threads
 from ..data.arrays import values_digest
 from ..data.batch import Batch, Stream
 from ..data.fields import Rows, take
@@ -106,7 +106,8 @@ class ImageFiles(Table):
             return self.image(rows[place])
 
         # decoders release the interpreter's lock
-        images = in_threads(read, range(len(rows)), self.threads)
+        with ThreadPoolExecutor(self.threads) as pool:
+            images = [*(pool.map if len(rows) > 1 else map)(read, range(len(rows)))]
         pixels = np.stack(images) if images else np.empty((0, *self.size, self.channels), np.uint8)
         fields = {IMAGE: self.normalised(torch.from_numpy(pixels))}
         if masks is not None:
