@@ -229,11 +229,3 @@ def test_who_is_given_the_function_and_what_reads_the_rows_changes_no_weight() -
     plain.fit(arrays, epochs=2, progress=False)
     assert all(same(found[0], each) for each in found)
     assert not same(found[0], plain)
-
-
-def test_augmented_rows_are_written_as_the_batches_of_an_epoch(tmp_path: Path) -> None:
-    def shifted(fields: Fields, draws: Draws) -> Fields:
-        return {"x": fields["x"] + draws.uniform(low=1.0, high=2.0)}
-
-    hr.write_table(hr.Feed(hr.Reader(hr.ArrayTable({"x": torch.zeros(10)}), augment=shifted)), tmp_path / "t.arrow")
-    assert (hr.open_table(tmp_path / "t.arrow").rows(0, 10)["x"] >= 1).all()

@@ -37,13 +37,13 @@ def kept(directory: Path) -> list[Path]:
 def parses(monkeypatch: Any) -> list[Path]:
     """Every time that a file is parsed."""
     calls: list[Path] = []
-    before = module._TextRows.__iter__
+    before = module._TextRows.batches
 
     def counted(rows: Any) -> Any:
         calls.append(Path(rows._file.path))
         return before(rows)
 
-    monkeypatch.setattr(module._TextRows, "__iter__", counted)
+    monkeypatch.setattr(module._TextRows, "batches", counted)
     return calls
 
 

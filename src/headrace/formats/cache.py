@@ -3,21 +3,22 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data.batch import Batch
 from ..data.encoding import Encoding
 from ..data.source import fingerprint_of
 from ..errors import ConfigError
+from ..store.cache import cache_folder
 from ..store.document import LARGE_BYTES, read_document
 from .documents import document_of, encoding_in
 from .encode import Columns, Encoder, Request
 from .lazy import pa
 from .paths import DataFile, digests, hash_of_bytes, hash_of_samples
-from .write import replacing, write_batches
+from .write import Blocks, joined, replacing, write_blocks
 
 VERSION = 1
 BLOCK_BYTES = 2**26  # of a record batch: fewer of them are gathered faster
@@ -30,12 +31,12 @@ def cached(columns: Sequence[Columns], request: Request) -> tuple[Path, Encoding
 
     Its name is made of the contents of the files and of how they are read.
     """
-    folder = cache_folder() if request.cache is None else request.cache
+    folder = cache_folder() / "tables" if request.cache is None else request.cache
     path = folder / f"{fingerprint_of(VERSION, *digests([file for file, _ in columns]), *request.settings())}{ENDING}"
 
-    def make() -> tuple[Iterable[Batch], Callable[[], dict[str, Any]]]:
+    def make() -> tuple[Blocks, Callable[[], dict[str, Any]]]:
         encoder = Encoder(columns, request)
-        return encoder.batches(), lambda: document_of(encoder.encoding)
+        return encoder.batches, lambda: document_of(encoder.encoding)
 
     size = sum(file.size for file, _ in columns) / 1e9
     encoding = encoding_in(converted(path, make, f"{columns[0][0]}: {size:.1f} GB, which are too large for memory,"))
@@ -43,9 +44,7 @@ def cached(columns: Sequence[Columns], request: Request) -> tuple[Path, Encoding
     return path, encoding
 
 
-def converted(
-    path: Path, make: Callable[[], tuple[Iterable[Batch], Callable[[], dict[str, Any]]]], what: str
-) -> dict[str, Any]:
+def converted(path: Path, make: Callable[[], tuple[Blocks, Callable[[], dict[str, Any]]]], what: str) -> dict[str, Any]:
     """Writes batches into an Arrow file unless it is there and undamaged; returns what was noted of them.
 
     `make` gives the batches, and what is to be noted once they are written. The note lies beside the file, is written
@@ -59,7 +58,7 @@ def converted(
     batches, noted_of = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_batches(batches, path, block_bytes=BLOCK_BYTES)
+        write_blocks(partial(joined, batches, BLOCK_BYTES), path)
         noted = noted_of()
         with replacing(note) as beside:
             beside.write_text(json.dumps([_check(path, noted), noted]), encoding="utf-8")
@@ -75,17 +74,6 @@ def _check(path: Path, noted: Any) -> str:
     file = DataFile.local(str(path))
     content = hash_of_bytes(file.path, file.stamp) if file.size <= HASHED_BYTES else hash_of_samples(file)
     return fingerprint_of(content, json.dumps(noted, sort_keys=True))
-
-
-def cache_folder() -> Path:
-    """The folder in which the data of this user are cached."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "headrace" / "tables"
 
 
 def free_bytes() -> float:

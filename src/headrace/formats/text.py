@@ -62,7 +62,7 @@ def open_ctf(
     rows = _TextRows(file, layout, names, bad_rows == "skip")
     folder = (Path(file.path).parent if cache is None else Path(cache)).absolute()
     kept = folder / f".{file.name[:50]}.{key}{ENDING}"
-    noted = converted(kept, lambda: (rows, rows.noted), f"the rows of {path}")
+    noted = converted(kept, lambda: (rows.batches, rows.noted), f"the rows of {path}")
     if noted["dropped"]:
         counts = f"{noted['dropped']:,} of {noted['sequences']:,} sequences were dropped"
         warnings.warn(f"{path}: {counts}. The first: {noted['first']}", stacklevel=2)
@@ -89,12 +89,13 @@ def _reopen(again: Callable[[], Table], key: str) -> Table:
 
 
 class _TextRows:
-    """The rows of a text file, a block at a time. It can be gone through several times."""
+    """The rows of a text file, a block at a time."""
 
     def __init__(self, file: DataFile, layout: Layout, names: Sequence[str], skip: bool) -> None:
         self._file, self._layout, self._names, self._skip = file, layout, names, skip
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
+        """All rows, in the order of the file."""
         self._sequences = self._dropped = self._lines = 0
         self._last, self._first, self._seen = -1, "", set[str]()  # the last id, what was wrong first, streams met
         try:
