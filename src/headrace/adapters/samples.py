@@ -17,10 +17,10 @@ from ..data.batch import ANY, Batch, Stream
 from ..data.fields import Field, Opaque, Rows, cat, map_tensors, unmasked
 from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.wrapped import SourceWrapper
 from ..data.shard import WHOLE, Shard
 from ..data.source import Table, forwarded
 from ..data.views import Concat, View
+from ..data.wrapped import SourceWrapper
 from ..errors import DataError, HeadraceError, SourceError
 from ..store import rng
 
@@ -311,23 +311,22 @@ def advice(part: Any) -> str:
 
 def collated(samples: Sequence[Any], names: Names, sequences: Sequence[str], who: str) -> dict[str, Field]:
     """The rows that samples make: stacked as torch's `default_collate` does, those of `sequences` end to end."""
-    columns = _columns(samples, names, who)
+    columns = columns_of(samples, names, who)
     if unheard := [name for name in sequences if name not in columns]:
         raise SourceError(f"{who} gives no {unheard[0]!r} that sequences= could name. It has: {', '.join(columns)}.")
     return {name: _stacked(name, parts, name in sequences, who) for name, parts in columns.items()}
 
 
-def _columns(samples: Sequence[Any], names: Names, who: str) -> dict[str, Sequence[Any]]:
+def columns_of(samples: Sequence[Any], names: Names, who: str) -> dict[str, Sequence[Any]]:
     """The parts of samples by name, those of all samples together; samples are of one kind."""
     known = by_name(samples[0], names, who)
-    if type(samples[0]) in (tuple, list) and {(type(sample), len(sample)) for sample in samples} == {
-        (type(samples[0]), len(known))
-    }:
+    kind = type(samples[0])
+    if kind in (tuple, list) and all(type(each) is kind and len(each) == len(known) for each in samples):
         return dict(zip(known, zip(*samples, strict=True), strict=True))
-    rows = [known, *(by_name(sample, names, who) for sample in samples[1:])]
+    rows = [by_name(sample, names, who) for sample in samples]
     for k, row in enumerate(rows):
         if row.keys() != known.keys():
-            raise SourceError(f"{who}: one sample has the parts {list(known)}, the {k}th after it {list(row)}.")
+            raise SourceError(f"{who}: sample {k} of a batch has the parts {list(row)}, sample 0 has {list(known)}.")
     return {name: [row[name] for row in rows] for name in known}
 
 

@@ -1,6 +1,6 @@
 """Stacks a list of samples into a table in memory: `samples`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from ..data.arrays import ArrayTable
 from ..data.fields import unmasked
 from ..data.ragged import Ragged
 from ..errors import DataError
+from .samples import columns_of
 
 
 def samples(data: Sequence[Any]) -> ArrayTable:
@@ -22,29 +23,12 @@ def samples(data: Sequence[Any]) -> ArrayTable:
         raise DataError(f"samples() takes a list of samples, got a {type(data).__name__}.")
     if not data:
         raise DataError("samples() takes at least one sample, got none.")
-    rows = [_parts(k, sample) for k, sample in enumerate(data)]
-    names = list(rows[0])
-    for k, row in enumerate(rows):
-        if list(row) != names:
-            raise DataError(f"sample {k} has the keys {list(row)}, sample 0 has {names}. They must be equal.")
-    return ArrayTable({name: _stacked(name, [row[name] for row in rows]) for name in names})
-
-
-def _parts(k: int, sample: Any) -> Mapping[str, Any]:
-    """The parts of a sample by name: those of a tuple are "x" and "y", those of a named tuple have their own."""
-    if hasattr(sample, "_asdict"):
-        return sample._asdict()  # type: ignore[no-any-return]
-    if isinstance(sample, Mapping):
-        return sample
-    if isinstance(sample, list):
-        raise DataError(f"sample {k} is a list. Give an array, a tuple (x, y), or a dict: {{'x': [...], 'y': ...}}.")
-    if not isinstance(sample, tuple):
-        return {"x": sample}
-    if not 1 <= len(sample) <= 2:
+    if lists := [k for k, sample in enumerate(data) if isinstance(sample, list)]:
         raise DataError(
-            f"sample {k} is a tuple of {len(sample)} parts, and (x, y) has two. Name them: {{'a': ..., 'b': ...}}."
+            f"sample {lists[0]} is a list. Give an array, a tuple (x, y), or a dict: {{'x': [...], 'y': ...}}."
         )
-    return dict(zip("xy", sample, strict=False))
+    columns = columns_of(data, None, "samples()")
+    return ArrayTable({name: _stacked(name, parts) for name, parts in columns.items()})
 
 
 def _stacked(name: str, parts: Sequence[Any]) -> Tensor | Ragged:

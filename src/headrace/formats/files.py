@@ -31,26 +31,17 @@ def open_by(data: Any, request: Request) -> Table:
 
 def column_names(data: Any) -> list[str]:
     """Returns the names of the columns of a file or a frame, whatever they hold; of several files, the first one's."""
+    names: list[str] = []
 
-    def listed(names: Sequence[str], aside: Collection[str] = ()) -> list[str]:
-        raise _ListedError([name for name in names if name not in aside])
+    def none_of(held: Sequence[str], aside: Collection[str] = ()) -> list[str]:
+        names[:] = [name for name in held if name not in aside]
+        return []
 
-    try:
-        if is_frame(data):
-            read_frame(data, listed)
-        else:
-            _read(find(data)[0], Request(), listed)
-    except _ListedError as found:
-        return found.names
-    return []
-
-
-class _ListedError(DataError):
-    """Ends the opening of a file once the names of its columns are known."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        self.names = list(names)
+    if is_frame(data):
+        read_frame(data, none_of)
+    else:
+        _read(find(data)[0], Request(), none_of)
+    return names
 
 
 class FileTable(Wrapper):

@@ -38,7 +38,8 @@ def read_npz(file: DataFile, select: Select) -> dict[str, Tensor]:
         for name in select(list(members)):
             with archive.open(members[name]) as member:
                 arrays[inner(name)] = _member(member, members[name].file_size, f"{name!r} of {file}")
-    one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
+    if arrays:
+        one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
     return arrays
 
 
