@@ -83,8 +83,6 @@ def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
     data = rows_of(hugging)
     with pytest.raises(hr.DataError, match=r"a dict of data sets: train, test.*data\['train'\]"):
         as_data(hugging.DatasetDict({"train": data, "test": data}))
-    with pytest.raises(hr.DataError, match=r"data\['train'\]"):
-        as_data(hugging.DatasetDict({"train": data, "test": data}))
     with pytest.raises(hr.DataError, match=r"'t' of this Dataset holds text.*remove_columns"):
         as_data(data.add_column("t", ["x"] * 12))
     with pytest.raises(hr.DataError, match="has no rows"):

@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -22,9 +20,7 @@ from torch import Tensor
 
 import headrace as hr
 from headrace.data import feed
-from headrace.data.reader import Reader
 
-WITHIN_S = 10.0
 STATUS = 77
 
 
@@ -194,7 +190,7 @@ def test_a_source_that_fails_goes_on_from_where_it_was(how: str, at: int, tmp_pa
     assert digests[0] == digests[1]
 
 
-# --- validation, and a feed alone -------------------------------------------------------------------------
+# --- validation -------------------------------------------------------------------------------------------
 
 
 def validate_failing(run: str) -> None:
@@ -210,34 +206,3 @@ def test_validation_data_that_fail_lose_nothing(tmp_path: Path) -> None:
     assert "failed on 4 rows" in child.told
     assert re.search(r"SourceError: .* rows of x, y .*KeyError: 'row 17", child.output)
     assert trainees.finished(run) == trainees.reference()
-
-
-class Stuck(trainees.Rows):
-    """Rows whose second question is answered when somebody says so."""
-
-    def __init__(self) -> None:
-        self.questions, self.stuck, self.let_go = 0, threading.Event(), threading.Event()
-        super().__init__(look=self._wait)
-
-    def _wait(self, indices: Tensor) -> None:
-        self.questions += 1
-        if self.questions == 2:
-            self.stuck.set()
-            self.let_go.wait()
-
-
-def test_a_feed_closed_while_a_read_hangs_comes_back_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    join_timeout_s = 0.3
-    monkeypatch.setattr(feed, "JOIN_TIMEOUT_S", join_timeout_s)
-    table = Stuck()
-    reading = hr.Feed(Reader(table), batch_size=4, macrobatch=4)
-    next(iter(reading))
-    assert table.stuck.wait(WITHIN_S)
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "headrace-feed"]
-    began = time.monotonic()
-    with pytest.warns(UserWarning, match=f"still being read {join_timeout_s:g} s after its feed was left"):
-        reading.close()
-    assert join_timeout_s <= time.monotonic() - began < join_timeout_s + WITHIN_S
-    table.let_go.set()
-    thread.join(WITHIN_S)
-    assert not thread.is_alive()

@@ -318,13 +318,3 @@ def test_no_form_asks_the_device_how_long_the_rows_are(sizes: list[int]) -> None
 def test_to_the_same_device_copies_nothing() -> None:
     field = sparse_items([2, 1])
     assert [t.data_ptr() for t in field.to("cpu").tensors()] == [t.data_ptr() for t in field.tensors()]
-
-
-# --- any field -------------------------------------------------------------------------------------------
-
-
-# --- what cannot be --------------------------------------------------------------------------------------
-
-
-def offsets(*numbers: int) -> Tensor:
-    return torch.tensor(numbers)

@@ -124,11 +124,6 @@ def test_strings_are_their_places_among_the_categories_however_they_are_stored()
     assert read(unused, categories={"x": ["a"]}).tolist() == [0, 0]
 
 
-def test_sparse_lists_that_do_not_say_their_width_are_declared() -> None:
-    column = pa.array([[{"index": 3, "value": 0.5}]], pa.list_(pa.struct({"index": pa.int32(), "value": pa.float32()})))
-    assert read(column, hr.Stream("x", (9,), layout="sparse")).to_dense()[0, 3] == 0.5
-
-
 def test_sparse_rows_of_ones_are_written_without_values(tmp_path: Path) -> None:
     ones = Sparse.one_hot(torch.tensor([3, 1, 4]), 7)
     table = hr.ArrayTable({"w": ones, "s": Ragged(ones, torch.tensor([0, 1, 2, 3]))})
