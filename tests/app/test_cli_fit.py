@@ -11,6 +11,7 @@ import pytest
 import torch
 from kit.cli_parts import FILED, LIMIT_S, answer, headrace, process, refused
 from kit.forked import start, take_over
+from kit.torch_workers import run_torchrun
 
 from headrace.app.recipe import load_recipe
 from headrace.step.weights import saved_weights
@@ -64,8 +65,10 @@ def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> N
 
 def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
     how = ["sines.py:small", "--run", "runs/", "--epochs", "1", "--progress", "off"]
-    assert headrace("fit", *how) == 0
-    assert "headrace resume runs/001 --recipe sines.py:small --epochs N" in capsys.readouterr().out
+    assert headrace("fit", *how, "--report") == 0
+    said = capsys.readouterr().out
+    assert "report  runs/001/report.html\n" in said
+    assert "headrace resume runs/001 --recipe sines.py:small --epochs N" in said
     assert (place / "runs/001/recipe.json").is_file()
     for options, run, step in (
         (["--epochs", "2"], "runs/001", 10),
@@ -156,11 +159,9 @@ def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> Non
 
 def torchrun(place: str, words: list[str]) -> None:
     """Starts a command in two processes of torch's."""
-    from torch.distributed.run import main
-
     os.chdir(place)
     take_over()
-    main(["--standalone", "--nproc-per-node=2", "-m", "--", "headrace", *words])
+    run_torchrun(["--standalone", "--nproc-per-node=2"], headrace, *words)
 
 
 @pytest.mark.slow

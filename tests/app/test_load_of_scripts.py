@@ -1,12 +1,11 @@
 """`hr.load(run, model)`: a run of a script predicts without the script's training data."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.forked import start_script
 from torch import nn
 
 import headrace as hr
@@ -52,20 +51,20 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def python(program: str) -> str:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+def python(name: str, program: str) -> str:
+    Path(name).write_text(program)
+    with start_script(Path.cwd() / name) as child:
+        assert child.ending() == 0, child.output
+    return child.output
 
 
 @pytest.mark.slow
 def test_a_script_s_run_predicts_a_file_in_another_process(place: Path) -> None:
     Path("train.csv").write_text("a,b,c,d\n" + ROWS)
-    Path("train.py").write_text(TRAIN)
-    subprocess.run([sys.executable, "train.py"], check=True, timeout=120)
+    python("train.py", TRAIN)
     Path("train.csv").unlink()
     Path("new.csv").write_text("b,c,a\n" + "".join(f"{b},{c},{a}\n" for a, b, c, _ in map(split, ROWS.splitlines())))
-    assert python(USE).split() == ["10", "{'colour':", "'none'}"]
+    assert python("use.py", USE).split() == ["10", "{'colour':", "'none'}"]
     assert torch.equal(torch.load("found.pt"), torch.load("expected.pt"))
 
 

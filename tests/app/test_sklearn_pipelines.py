@@ -81,7 +81,11 @@ def test_a_search_finds_the_better_settings() -> None:
 
 
 def search_in_two_processes() -> None:
-    one, two = search(jobs=1), search(jobs=2)
+    import joblib
+
+    one = search(jobs=1)
+    with joblib.parallel_config(backend="multiprocessing"):  # forks: nothing is imported once more
+        two = search(jobs=2)
     for found in (one, two):
         tell(f"{found.best_params_} {found.cv_results_['mean_test_score'].tolist()}")
 

@@ -230,11 +230,9 @@ def test_a_second_ctrl_c_in_a_real_shell_ends_at_once_and_leaves_the_last_checkp
         said = shell.run("headrace fit waits.py --twice --run runs/waits", "waiting", "heard")
         assert said.status == 130
         assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"
-        listed = shell.run("headrace checkpoint list runs/waits")
-        names = ["step-000000000000-000001", "step-000000000002-000002"]
-        assert [line.split()[0] for line in listed.lines] == names, "it ended at once, with the last checkpoint"
-        assert shell.run("headrace fit waits.py --widht 4 &> piped.txt") == Said("", 2)
-        assert "--widht" in (tmp_path / "piped.txt").read_text()
+    names = ["step-000000000000-000001", "step-000000000002-000002"]
+    kept = sorted(path.name for path in (tmp_path / "runs/waits/checkpoints").iterdir())
+    assert kept == names, "it ended at once, with the last checkpoint"
 
 
 @pytest.mark.slow

@@ -1,17 +1,21 @@
 """What the documents say is true: their programs and commands run."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kit import left_behind
+from kit.forked import start
 from kit.pages import Block, blocks, run_page
+from kit.torch_workers import run_program
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -39,16 +43,32 @@ def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
         exec(compile("\n" * program.line + program.text, str(page), "exec"), names)
 
 
+def in_an_interpreter_of_its_own(program: Path) -> str:
+    command = [sys.executable, program.name]
+    ended = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr + ended.stdout
+
+
+def with_forks(program: Path) -> str:
+    with start(run_program, program.parent, program, program.parent, limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+    return child.output
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["workers.md", "large_models.md"])
-def test_the_first_program_of_several_workers_starts_two_processes(page: str, tmp_path: Path) -> None:
-    """Its own interpreter, since the programs of a page are otherwise not run as the main one."""
+@pytest.mark.parametrize(
+    ("page", "output_of"), [("workers.md", in_an_interpreter_of_its_own), ("large_models.md", with_forks)]
+)
+def test_the_first_program_of_several_workers_starts_two_processes(
+    page: str, output_of: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """As the main program, which those of a page otherwise are not."""
     program, *_ = programs(ROOT / "docs" / page)
     (tmp_path / "train.py").write_text(program.text)
-    ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert "(" in ended.stderr + ended.stdout  # the throughput of each of the two
-    assert float(ended.stdout.splitlines()[-1]) < 1
+    output = output_of(tmp_path / "train.py")
+    assert "(" in output  # the throughput of each of the two
+    assert float(output.splitlines()[-1]) < 1
 
 
 def test_the_readme_has_programs_and_they_train() -> None:
@@ -105,6 +125,8 @@ def test_the_commands_of_the_readme_and_the_tour_run_as_they_stand(
     shown.append(tour)
     run_page("".join(f"```bash\n{block.text}```\n" for block in shown), clone, limit_s=240)
     assert list(clone.glob("runs/digits/report.html"))
+    last = json.loads((clone / "runs" / "digits" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert min(last["test/accuracy"], last["test/f1"]) >= 0.97, "the recipe reads digits that it has never seen"
     made = clone / "churn"
     assert (made / "answers.csv").read_text().splitlines()[0].endswith('"class","probability"')
     assert (made / "runs" / "one" / "report.html").is_file()

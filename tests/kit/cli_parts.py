@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from headrace.app.cli import main
+from headrace.engines import processes
 from kit import forked
 
 LIMIT_S = 60.0
@@ -123,9 +124,10 @@ def refused(capsys: Any, *words: object, status: int = 1) -> str:
 
 @contextmanager
 def process(at: Path, *words: object, **variables: str) -> Iterator[forked.Child]:
-    """A command in a process of its own, in the directory where the test is; `at` is a directory for what it prints.
+    """A command in a process of its own, in the directory where the test is, with forks for workers that are processes.
 
-    Its standard output is read by `child.line`, `child.say` writes to its input, and `child.output` has its errors.
+    Its standard output is read by `child.line`, `child.say` writes to its input, and `child.output` has its errors,
+    which are written into the directory `at`.
     """
     with forked.start(_command, at, os.getcwd(), [str(word) for word in words], variables, limit_s=LIMIT_S) as child:
         yield child
@@ -134,6 +136,7 @@ def process(at: Path, *words: object, **variables: str) -> Iterator[forked.Child
 def _command(place: str, words: Sequence[str], variables: dict[str, str]) -> None:
     os.chdir(place)
     os.environ |= variables
+    processes.START = "fork"
     forked.take_over()
     raise SystemExit(main(words))
 

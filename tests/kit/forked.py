@@ -22,15 +22,15 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-LIMIT_S = 25.0  # of a process, and of every wait of a test for it
-GONE_S = 5.0  # time that its process group has to end after it
+LIMIT_S = 60.0  # of a process, and of every wait of a test for it, on a machine that has much else to do
+GONE_S = 15.0  # time that its process group has to end after it
 _MESSAGE = 1 << 16
 _SUBREAPER = 36  # of prctl
 _SERVE = "from kit import forked; forked.serve()"
@@ -153,9 +153,12 @@ def start(function: Callable[..., None], at: Path, *arguments: Any, limit_s: flo
 
 
 @contextmanager
-def start_script(path: Path, *, limit_s: float = LIMIT_S) -> Iterator[Child]:
-    """A process whose `__main__` is a script."""
-    with _started({"file": str(path), "name": None}, path.parent, limit_s) as child:
+def start_script(
+    path: Path, *arguments: str, environment: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
+) -> Iterator[Child]:
+    """A process whose `__main__` is a script, in its directory, perhaps with other variables than the tests have."""
+    job = {"file": str(path), "name": None, "arguments": arguments, "environment": environment and dict(environment)}
+    with _started(job, path.parent, limit_s) as child:
         yield child
 
 
@@ -400,22 +403,26 @@ def _work(job: dict[str, Any]) -> None:
     _spare_time()
     file, name = job["file"], job["name"]
     if name is None:
-        exec(compile(Path(file).read_bytes(), file, "exec"), sys.modules["__main__"].__dict__)
-        return
+        try:
+            be_script(file, job["arguments"], job["environment"])
+        except KeyboardInterrupt:  # what the interpreter does with one
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    else:
+        end_after(lambda: getattr(sys.modules.get(Path(file).stem) or _loaded(file), name)(*job["arguments"]))
+
+
+def end_after(call: Callable[[], Any]) -> NoReturn:
+    """Calls a function, and ends as a program does, but without the final cleanup of the interpreter."""
     status = 0
     try:
-        module = sys.modules.get(Path(file).stem) or _loaded(file)
-        getattr(module, name)(*job["arguments"])
+        call()
     except SystemExit as error:
         status = int(error.code or 0)
     except BaseException as error:
         traceback.print_exc()
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    _leave(status)
-
-
-def _leave(status: int) -> None:
-    """Does what the interpreter does at its end, without its final cleanup."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -424,6 +431,19 @@ def _leave(status: int) -> None:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def be_script(file: str, arguments: Sequence[str], environment: Mapping[str, str] | None) -> None:
+    """Runs a script as Python does that is given its path."""
+    if environment is not None:
+        os.environ.clear()
+        os.environ |= environment
+    os.chdir(Path(file).parent)
+    sys.path.insert(0, str(Path(file).parent))
+    sys.argv[:] = [file, *arguments]
+    main = sys.modules["__main__"].__dict__
+    main["__file__"] = file
+    exec(compile(Path(file).read_bytes(), file, "exec"), main)
 
 
 def _loaded(file: str) -> ModuleType:

@@ -7,13 +7,12 @@ and times may differ at all; a line of three dots stands for any lines.
 
 import os
 import re
-import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import headrace
+from kit.commands import commands
+from kit.sockets import free_port
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
@@ -41,34 +40,30 @@ def run_page(page: str, room: Path, limit_s: float = 120.0) -> int:
 
     The number of outputs that were compared.
     """
-    port, printed, compared = str(_free_port()), "", 0
-    for block in blocks(page):
-        text = block.text.replace("8000", port)
-        if block.language == "python" and block.title:
-            (room / block.title).write_text(text)
-        elif block.language == "bash" and not block.title:
-            printed = _run(text, room, limit_s)
-        elif block.title == OUTPUT:
-            problem = difference(text, printed)
-            assert not problem, f"line {block.line}: {problem}\n--- printed ---\n{printed}"
-            compared += 1
+    port, printed, compared = str(free_port()), "", 0
+    with commands(3 * limit_s) as place:
+        for block in blocks(page):
+            text = block.text.replace("8000", port)
+            if block.language == "python" and block.title:
+                (room / block.title).write_text(text)
+            elif block.language == "bash" and not block.title:
+                printed = _run(text, room, place, limit_s)
+            elif block.title == OUTPUT:
+                problem = difference(text, printed)
+                assert not problem, f"line {block.line}: {problem}\n--- printed ---\n{printed}"
+                compared += 1
     return compared
 
 
-def _run(commands: str, room: Path, limit_s: float) -> str:
-    command = room / ".bin" / "headrace"  # as pip would install it
-    command.parent.mkdir(exist_ok=True)
-    command.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m headrace \"$@\"\n")
-    command.chmod(0o755)
+def _run(text: str, room: Path, place: Path, limit_s: float) -> str:
     environment = os.environ | {
-        "PATH": f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(headrace.__file__).parents[1]),
+        "PATH": f"{place}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "160",
         "NO_COLOR": "1",
     }
     done = subprocess.run(
-        ["timeout", "-k", "5", str(limit_s), "bash", "-eo", "pipefail", "-c", commands],  # ends what they started too
+        ["timeout", "-k", "5", str(limit_s), "bash", "-eo", "pipefail", "-c", text],  # ends what they started too
         cwd=room,
         env=environment,
         stdout=subprocess.PIPE,
@@ -76,7 +71,7 @@ def _run(commands: str, room: Path, limit_s: float) -> str:
         text=True,
         timeout=limit_s + 10,
     )
-    assert done.returncode == 0, f"{commands}\nended with {done.returncode}:\n{done.stdout}"
+    assert done.returncode == 0, f"{text}\nended with {done.returncode}:\n{done.stdout}"
     return done.stdout
 
 
@@ -107,9 +102,3 @@ def same_line(shown: str, printed: str) -> bool:
 
 def _near(a: float, b: float) -> bool:
     return abs(a - b) <= 0.02 + 0.05 * max(abs(a), abs(b))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

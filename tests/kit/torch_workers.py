@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from kit.forked import tell
 
 LIMIT_S = 6.0
 TIMEOUT_S = 3.0  # how long workers of tests that wait for this wait for each other
-SOON_S = 5.0  # within which a worker hears of a loss, or ends, on a machine that has much else to do
+SOON_S = 15.0  # within which a worker hears of a loss, or ends, on a machine that has much else to do
 
 
 def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> None:
@@ -32,6 +33,13 @@ def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> 
 def fork_workers() -> None:
     """Makes `launch` fork its workers from this process, which has one thread and has imported all that they need."""
     processes.START = "fork"
+
+
+def run_program(path: str, directory: str) -> None:
+    """Runs a program as the main one, in a directory; processes that it launches are forks."""
+    fork_workers()
+    os.chdir(directory)
+    runpy.run_path(path, run_name="__main__")
 
 
 def run_torchrun(options: list[str], function: Callable[..., None], *arguments: Any) -> None:

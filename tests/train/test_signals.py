@@ -1,13 +1,11 @@
 """A scheduler wants its machine back: a signal at any place of a training saves it, and ends it with status 143."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from kit import trainees
-from kit.forked import hear, hold, start
+from kit.forked import hear, hold, start, start_script
 from kit.sampled import sampled
 
 import headrace as hr
@@ -99,18 +97,19 @@ trainer.fit(data, data, epochs=4, run="a run", callbacks=[Stop()], progress=Fals
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "caught", "scores"])
 def test_a_script_that_ctrl_c_ends_says_how_to_go_on_and_shows_no_traceback(how: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, how]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    lines = ended.stderr.splitlines()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with start_script(tmp_path / "script.py", how) as child:
+        status = child.ending()
+    lines = child.output.splitlines()
     left = (
         "step 32 in a run; run again for its last scores" if how == "scores" else "step 7 in a run; run again to go on"
     )
     assert lines[0] == f"headrace: saved at {left}"
     if how == "caught":  # another error shows all that it knows
-        assert ended.returncode == 1
+        assert status == 1
         assert lines[-1] == "ValueError: on purpose"
     else:
-        assert (ended.returncode, len(lines)) == (-signal.SIGINT, 1)
+        assert (status, len(lines)) == (-signal.SIGINT, 1)
 
 
 # --- a second signal --------------------------------------------------------------------------------------

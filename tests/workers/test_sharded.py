@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from kit.forked import start
 from kit.sharded_models import BATCH, CLASSES, MODELS, Layers, adam, data, distance, full, in_workers, make, sgd
 from kit.sockets import free_port
+from kit.torch_workers import run_program
 from torch import nn
 
 import headrace as hr
@@ -297,12 +296,10 @@ def test_what_one_worker_meets_ends_all(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_recipe_of_a_gpt_learns_on_two_processes(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "gpt_sharded.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(recipe)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert "sharded over 2 workers, without arena and tape" in ended.stderr
-    assert 1 < float(ended.stdout.split()[-1]) < 3.6  # of log(128) = 4.85
+    with start(run_program, tmp_path, recipe, tmp_path, limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+    assert "sharded over 2 workers, without arena and tape" in child.output
+    assert 1 < float(child.output.split()[-1]) < 3.6  # of log(128) = 4.85
 
 
 def is_a_group_of_one(port: int) -> None:

@@ -1,7 +1,5 @@
 """Sessions: what is asked for, when something is due, which files are written, and how a killed one goes on."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.forked import start_script
 
 import headrace.compat.cntk as C
 from headrace.compat.cntk.io import FULL_DATA_SWEEP, INFINITELY_REPEAT, MinibatchSource
@@ -292,10 +291,12 @@ np.save(folder + "/weights.npy", np.concatenate([p.value.ravel() for p in z.para
 
 @pytest.mark.slow
 def test_a_session_that_is_killed_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+
     def run(folder: Path, end: int) -> int:
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-c", PROGRAM, str(folder), str(end)]
-        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=100).returncode
+        with start_script(tmp_path / "program.py", str(folder), str(end)) as child:
+            return child.ending()
 
     assert run(tmp_path / "whole", -1) == 0
     for end in (2, 7, 11):
