@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from kit import left_behind, sampled
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 # The time of an example depends on the machine, so that none has a deadline.
 settings.register_profile("quick", deadline=None, max_examples=12, derandomize=True)
@@ -52,27 +50,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         watched = limit_s, now
 
 
-class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Runs all tests of a file in one process, and all files that use Ray in the same one: there is one cluster."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path: str = super()._split_scope(nodeid)
-        return "ray" if _is_of_ray(Path(path)) else path
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
-    return ByFile(config, log)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts slow files first, so that no process is left with one at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: (not _is_of_ray(item.path), item.path not in long))
-
-
-def _is_of_ray(path: Path) -> bool:
-    return "ray" in path.stem.split("_")
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -91,6 +72,16 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in its own directory, so that it names files as a user would, relative to where they are."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_commit_is_asked_for_once() -> None:
+    """A run notes the commit that its directory is at: for the one that tests start in, git is asked once."""
+    from headrace.store import run
+
+    ask, start = run._git_commit, os.getcwd()
+    commit = ask()
+    run._git_commit = lambda: commit if os.getcwd() == start else ask()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from kit import ray_cases
+from kit import merges, ray_cases
+from kit.sampled import EVERY
 from kit.torch_workers import wait_until_gone
 from kit.worker_trainings import differing, train_in_parts
 
@@ -21,7 +22,6 @@ import headrace as hr
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
-    pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 LIMIT_S = 200.0  # of a job on a busy machine
@@ -44,6 +44,13 @@ def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: An
     torch.set_num_threads(1)
     name = "BatchNorm, dropout"
     assert differing(train_in_parts(name, {}), job(train_in_parts, name, {})) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_center_on_a_cluster_is_what_a_loop_by_hand_makes_of_the_recorded_order(cluster: Any, tmp_path: Path) -> None:
+    job(merges.train, [(str(tmp_path), {"every": "2 steps", "alpha": 0.5}, {}, None)])
+    merges.check_by_hand(tmp_path, 2, False, 0.5)
 
 
 @pytest.mark.slow
@@ -108,6 +115,7 @@ ray.init(runtime_env={
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(EVERY not in os.environ, reason="it takes more than a minute, and runs every night")
 @pytest.mark.timeout(400)
 def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(cluster: Any, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()

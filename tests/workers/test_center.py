@@ -4,15 +4,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kit import merges, ray_cases
+from kit import merges
 from kit.forked import start
 from kit.torch_workers import fork_workers, run_torchrun
 from torch import Tensor, nn
@@ -28,29 +26,14 @@ NETWORKS = [
     hr.Network(bandwidth="1 Mbit", latency="3 ms", rows_per_s=1e4, speeds=[1.0, 0.7, 0.4]),
     hr.Network(bandwidth="10 Mbit", latency="1 ms", rows_per_s=1e4, speeds=[0.3, 1, 0.9], stragglers={1: (0.3, 5.0)}),
 ]
-ENGINES = ["local", *(pytest.param(e, marks=pytest.mark.slow) for e in ("processes", "torchrun", "ray"))]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-    pytest.mark.timeout(300),
-]
-
-
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of an engine, or "torchrun"; of "ray", with one cluster for all launches."""
-    if request.param == "ray":
-        pytest.importorskip("ray")
-    with ray_cases.cluster() if request.param == "ray" else nullcontext():
-        yield request.param
+LOCAL, PROCESSES, TORCHRUN = (pytest.param(n, marks=pytest.mark.slow) for n in ("local", "processes", "torchrun"))
+pytestmark = pytest.mark.timeout(300)
 
 
 def on_engine(engine: str, workers: int, jobs: Any) -> None:
     """Calls `merges.train` in every worker."""
-    if engine == "torchrun":
-        run_torchrun(["--standalone", f"--nproc-per-node={workers}"], merges.train, jobs)
-    else:
-        network = NETWORKS[1] if engine == "local" and workers == 3 else None
-        hr.launch(merges.train, jobs, workers=workers, engine=engine, network=network)
+    network = NETWORKS[1] if engine == "local" and workers == 3 else None
+    hr.launch(merges.train, jobs, workers=workers, engine=engine, network=network)
 
 
 def forked(function: str, *arguments: Any) -> None:
@@ -92,7 +75,7 @@ def test_settings_that_cannot_work_are_refused(given: Any, named: str) -> None:
 INTERVALS = [("2 steps", False), ("1 epoch", True), ("2 epochs", True), ("8 samples", True), ("end", False)]
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("engine", [LOCAL, PROCESSES])
 def test_the_center_is_what_a_loop_by_hand_makes_of_the_recorded_order(engine: str, tmp_path: Path) -> None:
     cases = INTERVALS if engine == "local" else INTERVALS[:2]
     places = [tmp_path / every for every, _ in cases]
@@ -134,7 +117,7 @@ def fit_by_dislib(at: str, engine: str) -> None:
         dislib.Elastic = elastic  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("engine", [LOCAL, TORCHRUN])
 def test_the_asynchronous_fits_of_dislib_are_what_a_loop_by_hand_makes_of_the_recorded_order(
     engine: str, tmp_path: Path
 ) -> None:
@@ -148,7 +131,7 @@ def test_the_asynchronous_fits_of_dislib_are_what_a_loop_by_hand_makes_of_the_re
 # --- one training that goes on ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("engine", ["local", PROCESSES])
 def test_every_row_is_used_once_an_epoch_with_one_three_and_two_workers(engine: str, tmp_path: Path) -> None:
     found, before, run = list[list[float]](), 0, str(tmp_path / "run")
     for k, (workers, steps) in enumerate(((1, 5), (3, 4), (2, None))):
@@ -206,8 +189,8 @@ def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(
         return hr.launch(left_at, stop, str(tmp_path / name), hr.Elastic(**given), workers=3, network=network)
 
     weights, history = run(None, "undisturbed")
-    for stops in ([1, 7, 13], *([stop] for stop in range(2, 30, 3))):
-        name = "-".join(map(str, stops))
+    for first in (1, 2, 3):
+        stops, name = range(first, 30, 3), str(first)
         for stop in stops:
             run(stop, name)
         found, rows = run(None, name)
@@ -219,7 +202,7 @@ def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(
 
 
 class Impatient(Null):
-    timeout_s = 0.1
+    timeout_s = 0.5
 
 
 def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_workers_wait() -> None:
@@ -228,7 +211,7 @@ def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_w
     for _ in range(2):
         center.leases.lease(1)  # all rows are with another worker
     begun = time.monotonic()
-    while time.monotonic() < begun + 0.3:
+    while time.monotonic() < begun + 1:
         center.exchanges += 1  # the other worker is slow, and not gone
         client.wait(client.call("lease"))
 
@@ -236,7 +219,7 @@ def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_w
         while time.monotonic() < begun + 30:
             client.wait(client.call("lease"))
 
-    with pytest.raises(hr.WorkerError, match=r"none has come to the center for 0\.1 s.* raise timeout_s"):
+    with pytest.raises(hr.WorkerError, match=r"none has come to the center for 0\.5 s.* raise timeout_s"):
         wait()
 
 
@@ -275,6 +258,6 @@ def own_strategies(engine: str) -> None:
             hr.launch(trained, hr.Elastic("2 steps"), True, workers=3, engine=engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES[:2], indirect=True)
+@pytest.mark.parametrize("engine", ["local", PROCESSES])
 def test_a_strategy_is_one_method_and_who_fails_or_is_killed_in_it_ends_all(engine: str, tmp_path: Path) -> None:
     call(engine, tmp_path, own_strategies, engine)
