@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from kit.forked import Child, hear, start, tell
-from kit.torch_workers import run_torchrun
+from kit.torch_workers import SOON_S, run_torchrun
 from torch import nn
 
 import headrace as hr
@@ -219,7 +219,7 @@ def test_a_cut_link_ends_both_sides_and_the_run_goes_on_when_it_is_back(
             cut_s = time.monotonic()
             for command in commands:
                 command.say("go")
-            assert ended(workers, TIMEOUT_S + 5 + GONE_S), printed(commands)
+            assert ended(workers, TIMEOUT_S + SOON_S + GONE_S), printed(commands)
             codes = [command.ending(LIMIT_S) for command in commands]
             assert hosts.processes() == [], "nobody is left"
         finally:
@@ -227,7 +227,7 @@ def test_a_cut_link_ends_both_sides_and_the_run_goes_on_when_it_is_back(
         assert 0 not in codes
         failed = [(tmp_path / f"failed-{k}").read_text().split(" ", 1) for k in range(2)]
         waited = [float(when) - cut_s for when, _ in failed]
-        assert max(waited) < TIMEOUT_S + 5, waited
+        assert max(waited) < TIMEOUT_S + SOON_S, waited
         for (_, said), missed in zip(failed, MISSED, strict=True):
             assert re.match(f"({missed}) ", said), said
 

@@ -30,7 +30,7 @@ ROWS, BATCH, EPOCHS = 38, 4, 3
 UPDATES = 10  # in an epoch
 STEPS = UPDATES * EPOCHS
 PREEMPTED = 143  # the exit status
-WITHIN_S = 10.0  # of the signal
+WITHIN_S = 20.0  # of the signal, on a machine that has much else to do
 
 
 class Rows(Elsewhere):

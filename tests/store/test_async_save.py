@@ -23,7 +23,7 @@ from headrace.store.contents import MODEL, TRAINER, Contents
 from headrace.train import checkpointer as keeper
 
 EVERY = 10  # steps from save to save
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 FAILING = [0, 5, 10, 20, 25]  # steps at which the disk breaks
 DATA = torch.sin(torch.arange(400.0)).reshape(100, 4)
 

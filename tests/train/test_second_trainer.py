@@ -16,7 +16,7 @@ from kit.forked import hear, start, tell
 import headrace as hr
 from headrace.store.run import LOCK, METRICS
 
-AT_ONCE_S = 5.0  # of a start that takes a fraction of that; nobody waits for a lock
+AT_ONCE_S = 20.0  # of a start that takes a fraction of that; nobody waits for a lock
 
 
 def in_use(run: Path, pid: int) -> str:
