@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-import torch
-from kit import trainees
+from kit import small, trainees
 from kit.cli_parts import RECIPE, answer, headrace, refused
 from kit.forked import start
 
@@ -101,8 +100,7 @@ def test_a_run_without_checkpoints_is_not_sound(run: Path, capsys: Any) -> None:
 
 def same(file: Path, run: Path, step: int) -> bool:
     """Whether a file has the weights of a step, and no others."""
-    found, expected = safetensors.torch.load_file(file), saved_weights(run, step).tensors["model.safetensors"]
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    return small.same(safetensors.torch.load_file(file), saved_weights(run, step).tensors["model.safetensors"])
 
 
 def test_exported_weights_are_those_of_the_checkpoint(run: Path, capsys: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kit.cli_parts import answer, headrace, refused
 from kit.recorded import EPOCHS, POISONED_LATE, columns, forged, make
+from kit.small import same
 
 import headrace as hr
 from headrace.store.contents import MODEL
@@ -51,11 +52,6 @@ def weights(run: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def same(one: str, other: str) -> bool:
-    a, b = weights(one), weights(other)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def test_when_and_why_name_the_row_behind_a_loss(run: str, capsys: Any) -> None:
     steps = answer(capsys, "when", run, "--row", POISONED_LATE)["steps"]
     assert steps == hr.Record(run).when(POISONED_LATE)
@@ -71,11 +67,11 @@ def test_when_and_why_name_the_row_behind_a_loss(run: str, capsys: Any) -> None:
 
 def test_a_fork_ends_as_its_parent_or_goes_on_with_other_options(run: str, capsys: Any) -> None:
     assert headrace("fork", f"{run}@14", "runs/same", "--trust", "--progress", "off") == 0
-    assert same(run, "runs/same")
+    assert same(weights(run), weights("runs/same"))
     assert headrace("fork", f"{run}@17", "runs/replayed", "--recipe", "poisoned.py", "--progress", "off") == 0
-    assert same(run, "runs/replayed")
+    assert same(weights(run), weights("runs/replayed"))
     assert headrace("fork", f"{run}@14", "runs/other", "--trust", "--norm", "0.1", "--progress", "off") == 0
-    assert not same(run, "runs/other")
+    assert not same(weights(run), weights("runs/other"))
     assert hr.Record("runs/other").settings["clip_norm"] == 0.1
     assert headrace("resume", "runs/other", "--trust", "--epochs", "4", "--progress", "off") == 0
     listed = answer(capsys, "runs", "runs")
@@ -107,7 +103,7 @@ def test_a_run_without_rows_is_that_of_rows_without_weight(run: str, capsys: Any
     data["w"][[POISONED_LATE, 3]] = 0
     never.fit(data, epochs=EPOCHS, progress=False)
     assert all(torch.equal(value, weights("runs/clean")[name]) for name, value in never.model.state_dict().items())
-    assert not same(run, "runs/clean")
+    assert not same(weights(run), weights("runs/clean"))
     capsys.readouterr()
     said = refused(capsys, "resume", "runs/clean", "--trust", "--epochs", "5", "--progress", "off")
     assert "other data" in said, "it does not go on with the rows in silence"

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.small import same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import headrace as hr
-
-
-def same(a: nn.Module, b: nn.Module) -> bool:
-    mine, other = a.state_dict(), b.state_dict()
-    return mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
-
 
 # --- sentences of different lengths, padded by a loader ----------------------------------------------------
 

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -89,10 +88,6 @@ def through_codec(state: Any) -> Any:
     tensors: dict[str, Tensor] = {}
     kept = encode(state, tensors, "state", strict=True)
     return decode(kept, {name: tensor.detach().clone() for name, tensor in tensors.items()})
-
-
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def apart(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

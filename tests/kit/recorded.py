@@ -96,16 +96,6 @@ def train(kind: str, run: Path | str, data: Any, **settings: Any) -> hr.Trainer:
     return trainer
 
 
-def state(trainer: hr.Trainer) -> list[Tensor]:
-    """Weights, buffers, and what the optimizer remembers."""
-    remembered = [torch.as_tensor(v) for each in trainer.optimizer.state.values() for v in each.values()]
-    return [tensor.detach().clone() for tensor in [*trainer.model.state_dict().values(), *remembered]]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
 def forged(run: Path, copy: Path, step: int, file: str, name: str) -> None:
     """A copy of a run with one bit changed in a checkpoint, whose hashes are right."""
     shutil.copytree(run, copy)

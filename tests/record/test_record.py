@@ -25,11 +25,10 @@ from kit.recorded import (
     make,
     noisy,
     plain,
-    same,
     sgd,
-    state,
     train,
 )
+from kit.small import same
 from torch import nn
 
 import headrace as hr
@@ -185,7 +184,7 @@ def test_the_trainer_as_it_stood_after_an_update(step: int, run: Path) -> None:
         other.fit(columns(), steps=step, progress=False)
     standing = torch.get_rng_state()
     found = hr.Record(run).at(step, make("noisy"), columns())
-    assert same(state(other), state(found))
+    assert same(other, found)
     assert step == 0 or torch.equal(standing, torch.get_rng_state()), "random numbers go on from there"
 
 
@@ -368,7 +367,7 @@ def test_a_fork_without_changes_ends_with_the_bits_of_its_parent(kind: str, tmp_
     assert [(each["step"], each["run"]) for each in fork.parents] == [(at, str(tmp_path / "a"))]
     assert fork.checkpoints == [at]
     forked = train(kind, tmp_path / "b", columns())
-    assert same(state(whole), state(forked))
+    assert same(whole, forked)
     assert [row["train/loss"] for row in fork.reports] == [
         row["train/loss"] for row in hr.Record(tmp_path / "a").reports
     ]
@@ -394,8 +393,8 @@ def test_a_training_begins_with_a_parent_and_keeps_its_parents(run: Path, tmp_pa
     done = fit(b, run, 14, epochs=EPOCHS)  # once more, as after a kill: it goes on, and does not begin again
     assert "going on from step 21" in (b / "log.txt").read_text()
     again = fit(c, b, 21, epochs=EPOCHS)
-    assert same(state(done), state(again))
-    assert same(state(again), state(hr.Record(run).at(UPDATES, make("noisy"), columns())))
+    assert same(done, again)
+    assert same(again, hr.Record(run).at(UPDATES, make("noisy"), columns()))
     assert [(each["run"], each["step"]) for each in hr.Record(c).parents] == [(str(b), 21), (str(run), 14)]
     shutil.rmtree(b)
     fit(c, b, 21, epochs=EPOCHS)  # what has begun does not need its parent any more
@@ -411,7 +410,7 @@ def test_a_fork_that_was_cut_short_gets_its_checkpoint_again(run: Path, tmp_path
     (b / "metrics.jsonl").write_bytes((b / "metrics.jsonl").read_bytes()[:200])
     trainer = make("noisy")
     trainer.fit(columns(), epochs=EPOCHS, progress=False, log_every="1 step", run=hr.Run(b, parent=f"{run}@14"))
-    assert same(state(trainer), state(hr.Record(run).at(UPDATES, make("noisy"), columns())))
+    assert same(trainer, hr.Record(run).at(UPDATES, make("noisy"), columns()))
     assert [row["step"] for row in hr.Record(b).reports] == list(range(1, UPDATES + 1))
     shutil.rmtree(b / "checkpoints")
     shutil.copytree(run, tmp_path / "a")
@@ -556,7 +555,7 @@ def test_a_training_without_rows_has_the_bits_of_one_that_never_counted_them(kin
     weights[rows] = 0
     never = make(kind)
     never.fit(data | {"w": weights}, epochs=EPOCHS, progress=False)
-    assert same(state(never), state(trainer))
+    assert same(never, trainer)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from kit.forked import hear, start, tell
-from kit.recorded import EPOCHS, ROWS, columns, make, same, state
+from kit.recorded import EPOCHS, ROWS, columns, make
 from kit.recorded import POISONED_LATE as POISONED
+from kit.small import same
 
 import headrace as hr
 from headrace.errors import ConfigError
@@ -47,7 +48,7 @@ def test_a_spike_is_noted_and_nothing_else_changes(kind: str, tmp_path: Path) ->
     trainer, guard = fit(tmp_path / "run", "note", kind=kind)
     plain = make(kind)
     plain.fit(columns(POISONED), epochs=EPOCHS, progress=False)
-    assert same(state(trainer), state(plain))
+    assert same(trainer, plain)
     steps = [step for step, _, _ in guard.spikes]
     assert steps
     assert set(steps) <= set(hr.Record(tmp_path / "run").when(POISONED))
@@ -72,8 +73,8 @@ def test_an_update_that_is_left_out_is_as_if_its_rows_had_no_weight(kind: str, t
     record = hr.Record(tmp_path / "run")
     before = record.at(skipped - 1, make(kind), columns(POISONED), callbacks=[hr.SpikeGuard(2, 6, "skip")])
     after = record.at(skipped, make(kind), columns(POISONED), callbacks=[hr.SpikeGuard(2, 6, "skip")])
-    assert same(state(before), state(after)), "weights, buffers and moments are as they were"
-    assert all(torch.isfinite(tensor).all() for tensor in state(trainer))
+    assert same(before, after), "weights, buffers and moments are as they were"
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.model.state_dict().values())
 
 
 @pytest.mark.parametrize("kind", ["plain", "momentum", "parts", "microbatches", "root mean square", "growing batches"])
@@ -92,9 +93,9 @@ def test_going_back_ends_as_a_training_from_the_checkpoint_without_the_rows(kind
     kept = hr.Run(fork.path, resume="must", override=True)
     with pytest.warns(UserWarning, match="a callback SpikeGuard"):
         other.fit(data, epochs=EPOCHS, progress=False, run=kept)
-    assert same(state(trainer), state(other))
+    assert same(trainer, other)
     with_row, _ = fit(None, "note", kind=kind)
-    assert not same(state(trainer), state(with_row)), "the control"
+    assert not same(trainer, with_row), "the control"
 
 
 def train_and_tell(run: str, action: str) -> None:
@@ -126,7 +127,7 @@ def test_a_training_that_is_killed_decides_the_same(action: str, tmp_path: Path)
     record, found = hr.Record(run), make("noisy")
     assert record.spikes == guard.spikes
     record.at(record.steps, found, columns(POISONED), callbacks=[hr.SpikeGuard(2, 6, action)])
-    assert same(state(found), state(undisturbed))
+    assert same(found, undisturbed)
 
 
 @pytest.mark.parametrize(

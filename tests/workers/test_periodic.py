@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.bare_workers import Worker, apart, same, through_codec, together
+from kit.bare_workers import Worker, apart, through_codec, together
+from kit.small import same
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
