@@ -257,7 +257,7 @@ def survey(numbers: Iterable[int], tmp_path: Path, monkeypatch: Any, pieces: Pie
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 30), pytest.param(300, 300, marks=pytest.mark.slow)], ids=["some", "many"]
+    ("first", "count"), [(0, 30), pytest.param(300, 120, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_a_changed_file_is_an_error_on_the_right_line_or_the_right_rows(
     first: int, count: int, tmp_path: Path, monkeypatch: Any, pieces: Pieces

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import struct
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,8 +83,11 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
 
 @cache
 def warm_up() -> None:
-    """Imports what trainings need, once for all child processes."""
+    """Imports what trainings need, once for all child processes, by one of these trainings."""
     import torch._dynamo  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as at:
+        run("table", Path(at) / "run")
 
 
 def run(name: str, where: Path, stop: Stop | None = None, change: Change | None = None, seed: int = 0) -> Record:

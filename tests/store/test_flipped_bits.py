@@ -80,8 +80,9 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
 def test_a_bit_flipped_in_any_byte_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, random, missed = place(store, BAD) / name, Random(name), 0
     data = path.read_bytes()
-    every_byte = {(at, random.randrange(8)) for at in range(len(data))}
-    for at, bit in sampled(itertools.product(range(len(data)), range(8)), keep=every_byte, of=64):
+    every = 1 if name in ("COMMIT", "manifest.json") else 4  # the others are hashed as they are
+    some_bytes = {(at, random.randrange(8)) for at in range(0, len(data), every)}
+    for at, bit in sampled(itertools.product(range(len(data)), range(8)), keep=some_bytes, of=64):
         with holding(path, flipped(data, at, bit)):
             if not refused(store):
                 missed += 1
@@ -95,10 +96,11 @@ def test_a_bit_flipped_in_any_byte_is_never_loaded_silently_wrong(name: str, sto
 def test_a_file_cut_at_any_length_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, count = place(store, BAD) / name, 0
     data = path.read_bytes()
-    for length in range(len(data)):
+    lengths = sampled(range(len(data)), keep=[*range(9), *range(len(data) - 9, len(data))], of=4)
+    for length in lengths:
         with holding(path, data[:length]):
             count += refused(store)
-    assert count == len(data) - (name == "COMMIT")  # its newline is not needed
+    assert count == len(lengths) - (name == "COMMIT")  # its newline is not needed
 
 
 def damages(store: Store) -> Iterator[dict[str, bytes | None]]:
