@@ -406,7 +406,7 @@ def _work(job: dict[str, Any]) -> None:
         try:
             be_script(file, job["arguments"], job["environment"])
         except KeyboardInterrupt:  # what the interpreter does with one
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
     else:
