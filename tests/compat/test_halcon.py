@@ -289,6 +289,11 @@ def test_parameters_say_what_the_model_was_made_with() -> None:
         (lambda m: ha.train_dl_model_batch(7, []), "what create_dl_model or read_dl_model gave, got a int"),
         (lambda m: ha.apply_dl_model(m, images_of(1), ["confidence"]), "unknown output 'confidence'"),
         (lambda m: ha.create_dl_model("counting", 2, image_width=2, image_height=2), "unknown type 'counting'"),
+        (
+            lambda m: small("detection", class_weights=[1.0, 2.0]),
+            r"'class_weights' of a detector are from 0 to 1.* Got \[1.0, 2.0\]",
+        ),
+        (lambda m: ha.set_dl_model_param(small("detection"), "class_weights", 1.0), "give it to create_dl_model"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(call: Callable[[Any], Any], said: str) -> None:
@@ -318,11 +323,6 @@ def test_without_boxes_a_class_weight_of_a_quarter_leaves_three_quarters_of_the_
     assert weighted["focal"] == pytest.approx(0.75 * plain["focal"], rel=1e-6)
 
 
-def test_class_weights_of_a_detector_are_shares() -> None:
-    with pytest.raises(hr.ConfigError, match=r"'class_weights' of a detector are from 0 to 1.* Got \[1.0, 2.0\]"):
-        small("detection", class_weights=[1.0, 2.0])
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 def test_a_parameter_that_is_refused_leaves_the_model_as_it_was() -> None:
     model, twin, samples = flat(batch_size=3, learning_rate=0.1), flat(batch_size=3, learning_rate=0.1), images_of(3)
@@ -333,11 +333,6 @@ def test_a_parameter_that_is_refused_leaves_the_model_as_it_was() -> None:
     assert ha.get_dl_model_param(model, "runtime") == "cpu"
     for _ in range(2):  # its momentum too
         assert ha.train_dl_model_batch(model, samples) == ha.train_dl_model_batch(twin, samples)
-
-
-def test_class_weights_of_a_detector_are_what_it_is_made_with() -> None:
-    with pytest.raises(hr.ConfigError, match="give it to create_dl_model"):
-        ha.set_dl_model_param(small("detection"), "class_weights", 1.0)
 
 
 def test_operators_have_the_spellings_of_other_languages() -> None:

@@ -207,10 +207,17 @@ def test_data_and_targets_of_different_lengths_are_refused_before_anything_is_do
         ),
         (lambda m: pl.MSE().getMeanError(), "MSE has seen no batch"),
         (lambda m: pl.MSE().getError(), "MSE has seen no batch"),
+        (lambda m: pl.MSE().validate(torch.zeros(4, 2), torch.zeros(3, 2)), "4 predictions and 3 targets"),
+        (lambda m: pl.CrossEntropy().validate(torch.zeros(4, 2), torch.zeros(4, 2)), "a label for each sample"),
+        (lambda m: pl.Validator(m, "crossentrpy"), r"no cost 'crossentrpy'. Known: BCE"),
+        (lambda m: trainer(m, optimizer="adm"), r"no optimizer 'adm'. Known: SGD"),
+        (lambda m: pl.Adam().update(), "setupOn"),
+        (lambda m: pl.SGD().save("optimizer.hdf"), "saved with its run"),
+        (lambda m: pl.SGD().load("optimizer.hdf"), "saved with its run"),
     ],
 )
 def test_what_a_handler_cannot_work_with_is_refused(call: Any, message: str) -> None:
-    with pytest.raises(hr.ConfigError, match=message):
+    with pytest.raises(hr.HeadraceError, match=message):
         call(linear())
 
 
@@ -255,15 +262,6 @@ def test_the_gradient_of_cross_entropy_over_places_is_divided_by_samples_and_its
     chosen = nn.functional.one_hot(labels, 3).movedim(-1, 1)
     torch.testing.assert_close(-scores.grad, (chosen - scores.softmax(1)).detach() / 4)  # type: ignore[operator]
     assert float(shown.detach() / 4) == pytest.approx(nn.functional.cross_entropy(scores, labels).item(), abs=1e-6)
-
-
-def test_targets_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(hr.HeadraceError, match="4 predictions and 3 targets"):
-        pl.MSE().validate(torch.zeros(4, 2), torch.zeros(3, 2))
-    with pytest.raises(hr.HeadraceError, match="a label for each sample"):
-        pl.CrossEntropy().validate(torch.zeros(4, 2), torch.zeros(4, 2))
-    with pytest.raises(hr.HeadraceError, match=r"no cost 'crossentrpy'. Known: BCE"):
-        pl.Validator(linear(), "crossentrpy")
 
 
 # --- optimizers ----------------------------------------------------------------------------------------------
@@ -367,13 +365,6 @@ def test_weight_decay_takes_its_part_of_the_weight_from_the_gradient() -> None:
     assert steps_of(optimizer, [0.3]) == pytest.approx([1 + 0.1 * (0.3 - 0.5)])
     with pytest.raises(hr.HeadraceError, match="other than WeightDecay"):
         optimizer.addHook(lambda var, state: None)
-
-
-def test_an_optimizer_without_a_module_and_an_unknown_name_are_refused() -> None:
-    with pytest.raises(hr.HeadraceError, match="setupOn"):
-        pl.Adam().update()
-    with pytest.raises(hr.HeadraceError, match=r"no optimizer 'adm'. Known: SGD"):
-        trainer(linear(), optimizer="adm")
 
 
 def test_the_example_and_its_native_twin_come_to_the_same_errors() -> None:
@@ -494,10 +485,7 @@ def test_another_cost_counts_from_the_next_batch_on_and_several_trainers_share_a
     assert optimizer.t == 4
 
 
-def test_what_optimizers_do_not_offer_is_said_in_a_sentence() -> None:
-    for method in ("save", "load"):
-        with pytest.raises(hr.HeadraceError, match="saved with its run"):
-            getattr(pl.SGD(), method)("optimizer.hdf")
+def test_a_setting_that_an_optimizer_does_not_have_is_told_with_those_that_it_has() -> None:
     with pytest.raises(AttributeError, match="Its settings: learnRate, momRate"):
         pl.MomentumSGD().momentum  # noqa: B018
 

@@ -101,9 +101,7 @@ def test_a_script_that_ctrl_c_ends_says_how_to_go_on_and_shows_no_traceback(how:
     with start_script(tmp_path / "script.py", how) as child:
         status = child.ending()
     lines = child.output.splitlines()
-    left = (
-        "step 32 in a run; run again for its last scores" if how == "scores" else "step 7 in a run; run again to go on"
-    )
+    left = "step 32 in a run; run again to complete it" if how == "scores" else "step 7 in a run; run again to go on"
     assert lines[0] == f"headrace: saved at {left}"
     if how == "caught":  # another error shows all that it knows
         assert status == 1

@@ -15,6 +15,7 @@ from kit.small import BATCH, ROWS, data, drive, fit, momentum, same
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.step.update import Update
 
 X, Y = DATA = data()  # batches of 16, 16, 16 and 2
 
@@ -123,6 +124,35 @@ def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None
     torch.testing.assert_close(model.state_dict(), raw.state_dict())
     trainer.release()
     assert ordinary(trainer)
+
+
+@pytest.mark.parametrize("tape", ["auto", False])
+def test_steps_with_nothing_changed_between_them_have_the_same_bits_and_less_preparation(
+    tape: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, prepare = list[hr.Batch](), Update.prepare
+
+    def counted(update: Update, batch: hr.Batch) -> Any:
+        prepared.append(batch)
+        return prepare(update, batch)
+
+    monkeypatch.setattr(Update, "prepare", counted)
+
+    def train(unchanged: bool) -> tuple[list[float], Any, int]:
+        prepared.clear()
+        torch.manual_seed(0)
+        trainer, losses = make(tape=tape), []
+        with hr.Feed(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), "full"), "cpu", batch_size=BATCH) as feed:
+            for epoch in range(9):
+                trainer.optimizer.param_groups[0]["lr"] = 0.1 / (1 + epoch)
+                losses += [trainer.step(batch, unchanged=unchanged)["total_loss"] for batch in feed]
+        trainer.release()
+        return losses, trainer.model, len(prepared)
+
+    (losses, model, each), (again, other, fewer) = train(False), train(True)
+    assert again == losses
+    assert same(model, other)
+    assert (each, fewer < 36) == (36, True)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------

@@ -341,8 +341,8 @@ class Checkpointer:
         self._run.log(f"ended: {why}")
 
     def announce(self, step: int, complete: bool, why: str) -> None:
-        """Prints how to go on after a signal; that scores are missing, if the training ended otherwise, or nothing."""
-        then = "to go on" if not why or was_interrupted(why) else "for its last scores"
+        """Prints after a signal whether anything is missing: updates, or, if the training ended otherwise, reports."""
+        then = "to go on" if not why or was_interrupted(why) else "to complete it"
         saved = f"saved at step {step:,} in {self._url or self._named}; run again {then}"
         text = "the training had reached its end, and its run is complete" if complete else saved
         if self._writes:

@@ -45,7 +45,7 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
     return outcome
 
 
-def step_by_hand(trainer: Trainer, given: Any, full_batch: bool) -> dict[str, Any]:
+def step_by_hand(trainer: Trainer, given: Any, full_batch: bool, unchanged: bool) -> dict[str, Any]:
     """One update without a training, by this worker's part of the batch; the losses by name."""
     last, updates = trainer.last_training, trainer.updates
     check.has_optimizer(trainer.optimizers, "step()")
@@ -59,7 +59,7 @@ def step_by_hand(trainer: Trainer, given: Any, full_batch: bool) -> dict[str, An
         )
     batch = trainer.workers.share(batch.to(trainer.device), trainer.model)
     try:
-        if (streams := batch.streams) != last.streams:
+        if not (unchanged and last.streams) and (streams := batch.streams) != last.streams:
             for objective in trainer.objectives.values():
                 objective.prepare(streams, {})
             last.streams = streams
@@ -68,7 +68,7 @@ def step_by_hand(trainer: Trainer, given: Any, full_batch: bool) -> dict[str, An
             nullcontext() if plain else evaluate.mode(trainer.all_modules, training=True),
             deterministic_mode(trainer.deterministic),
         ):
-            outcome = update(trainer, batch)
+            outcome = updates.make(batch) if unchanged and plain else update(trainer, batch)
             (updates if trainer.has_own_train_step else updates.guard).settle()
     except BaseException as error:
         trainer.workers.mark_failed(error)

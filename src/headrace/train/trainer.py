@@ -151,8 +151,7 @@ class Trainer:
         check_optimizers(model, self.optimizers, self.objectives)
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
-        self.target, self.deterministic, self.schedule = target, deterministic, schedule
-        self.augment = augment
+        self.target, self.deterministic, self.schedule, self.augment = target, deterministic, schedule, augment
         self.metrics, self.strategy = Metrics(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch, parts=self.strategy.parts)
         if shards or stays_ordinary(model, self.objectives, tape):
@@ -242,14 +241,15 @@ class Trainer:
     # --- one update ---------------------------------------------------------------------------------------
 
     @one_thread
-    def step(self, batch: Any, *, full_batch: bool = False) -> dict[str, Any]:
+    def step(self, batch: Any, *, full_batch: bool = False, unchanged: bool = False) -> dict[str, Any]:
         """Makes one update, and returns the losses by name: `total_loss` and every term.
 
-        `batch`: a Batch, a tuple (x, y), a dict, or a Table, as `hr.samples` returns. `full_batch`: it has to
-        have `batch_size` rows. The model stays in its arena between calls; `release` takes it out.
+        `batch`: a Batch, a tuple (x, y), a dict, or a Table, as of `hr.samples`; with `full_batch`, of `batch_size`
+        rows. `unchanged`: only weights and learning rates have changed since the last step, so that batches of one
+        macrobatch of an `hr.Feed` need less time. The model stays in its arena between calls; `release` takes it out.
         """
         self.find_workers()
-        return step_by_hand(self, batch, full_batch)
+        return step_by_hand(self, batch, full_batch, unchanged)
 
     def train_step(self, batch: Batch) -> Outcome:
         """One update. Override it to do something before or after, or an update of your own instead.

@@ -21,12 +21,12 @@ from torch import nn
 from ...data.arrays import ArrayTable
 from ...engines.launch import launch
 from ...errors import ConfigError, DataError, unknown
+from ...length import as_count
 from ...train.trainer import Trainer
 from ...workers.elastic import Elastic
 from ...workers.here import here
 from ...workers.rounds import Periodic
 from ...workers.strategy import Strategy
-from ..counts import as_count
 from .blocks import BlockReader, Shuffle
 from .settings import LOSSES, METRICS, metric_of, optimizer_of
 

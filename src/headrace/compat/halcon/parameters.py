@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import ConfigError
-from ..counts import as_count
+from ...length import as_count
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 0.001,

@@ -11,11 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from ...data.batch import Batch
 from ...errors import ConfigError, DataError
+from ...length import as_count
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
-from ...workers.here import here
-from ..counts import as_count
 from . import costs, optimizers
 from .costs import REMEMBERED, Cost, Multi
 from .optimizers import Optimizer
@@ -149,17 +148,14 @@ class Trainer(Handler):
         """One update, in the mode that the module is in; the error is that of before it."""
         leaves: dict[str, Tensor] = {}
         form, rows, together = _flat(batch, leaves), self.getDataSize(batch), self._together
-        if together is None or together is not self._prepared:
+        unchanged = together is not None and together is self._prepared
+        if not unchanged:
             self._prepare(form)
             self._prepared = together
-        objective, given = self._objective, Batch(leaves, rows)
-        if self._alone:
-            given.macrobatch = together
-            terms = self._native.updates.make(given).terms
-            errors = [terms[name].sum for name in objective.shown]
-        else:
-            losses = self._native.step(given)
-            errors = [losses[name] * rows for name in objective.shown]
+        given, objective = Batch(leaves, rows), self._objective
+        given.macrobatch = together
+        losses = self._native.step(given, unchanged=unchanged)
+        errors = [losses[name] * rows for name in objective.shown]
         self.optimizer.t += 1
         self.cost.record(errors if objective.several else errors[0], rows)
 
@@ -178,10 +174,8 @@ class Trainer(Handler):
             self._parts, self._objective = parts, _CostObjective(self.cost)
             self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
         optimizer.attach(self._native)
-        self._alone = self._native.device.type == "cpu" and here().count == 1  # a step would force the train mode
-        resting = [] if self._alone else [each for each in self.module.modules() if not each.training]
-        self._objective.follow(form, resting)
-        self._native.updates.touched()
+        resting = [] if self.module.training else [each for each in self.module.modules() if not each.training]
+        self._objective.follow(form, resting)  # a step is made in train mode
 
 
 class Validator(Handler):
