@@ -1,5 +1,6 @@
-"""`headrace checkpoint list`, `verify` and `export`: what a run has saved, sound or damaged."""
+"""`headrace checkpoint list` and `export`, and `headrace verify`: what a run has saved, sound or damaged."""
 
+import json
 import os
 import shutil
 import signal
@@ -46,14 +47,15 @@ def damage(file: Path) -> None:
 
 
 def test_list_and_verify_show_every_checkpoint_and_what_is_wrong_with_it(run: Path, capsys: Any) -> None:
-    assert [each["sound"] for each in answer(capsys, "checkpoint", "verify", run)] == [True] * 3
+    assert [*answer(capsys, "verify", run)["checkpoints"]] == ["10", "15", "20"]
     damage(checkpoint(run, 15) / "optim.safetensors")
-    found = answer(capsys, "checkpoint", "verify", run, status=1)
-    assert [(each["step"], each["sound"]) for each in found] == [(10, True), (15, False), (20, True)]
-    assert headrace("checkpoint", "verify", run) == 1
+    found = answer(capsys, "verify", run, status=1)
+    assert ([*found["checkpoints"]], [*found["corrupt"]], found["ok"]) == (["10", "20"], ["15"], False)
+    assert headrace("verify", run) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith("sound") for line in lines] == [True, False, True]
+    assert lines[0] == "run: 2 checkpoints are as they were written"
     assert f"{checkpoint(run, 15).name}/optim.safetensors" in lines[1]
+    assert lines[2:] == ["no update was made again"]
 
     (checkpoint(run, 15) / "COMMIT").write_text("0" * 64)
     found = answer(capsys, "checkpoint", "list", run)
@@ -78,20 +80,24 @@ def test_a_run_is_sound_while_checkpoints_come_and_go(tmp_path: Path, capsys: An
             assert not child.wait(0.001)
         while len(sound) < 20:  # different ones: they have come and gone
             assert not child.wait(0), child.output
-            status = headrace("checkpoint", "verify", run)
+            status = headrace("verify", run, "--json")
             (problems if status else sound).add(capsys.readouterr().out)
             assert headrace("checkpoint", "list", run) == 0
             assert "not usable" not in capsys.readouterr().out
         child.send(signal.SIGTERM)
         assert child.ending() == trainees.PREEMPTED, child.output
-    assert problems <= {f"{run} has no checkpoints\n"}, "all that were listed may have gone, if it took long"
+    empty = [json.loads(each) for each in problems]  # all that were listed may have gone, if it took long
+    assert not any(each["checkpoints"] or each["corrupt"] for each in empty)
 
 
 def test_a_run_without_checkpoints_is_not_sound(run: Path, capsys: Any) -> None:
     shutil.rmtree(run / "checkpoints")
-    for action, status in (("list", 0), ("verify", 1)):
-        assert headrace("checkpoint", action, run) == status
-        assert capsys.readouterr().out == "run has no checkpoints\n"
+    for words, status, said in (
+        (["checkpoint", "list"], 0, "run has no checkpoints\n"),
+        (["verify"], 1, "run: 0 checkpoints are as they were written\nno update was made again\n"),
+    ):
+        assert headrace(*words, run) == status
+        assert capsys.readouterr().out == said
     assert refused(capsys, "checkpoint", "export", run) == "headrace: run has no checkpoint.\n"
 
 

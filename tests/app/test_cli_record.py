@@ -92,11 +92,14 @@ def test_a_run_is_verified_and_a_forged_one_is_found(run: str, capsys: Any) -> N
     assert (found["ok"], len(found["stretches"])) == (True, 2)
     assert json.loads(Path("certificate.json").read_text())["ok"]
     forged(Path(run), Path("runs/forged"), 14, MODEL, "0.weight")
-    assert answer(capsys, "verify", "runs/forged", "--segments", "0")["ok"], "its hashes are right"
+    for words in ([], ["--segments", "0", "--trust"]):
+        assert answer(capsys, "verify", "runs/forged", *words)["ok"], "its hashes are right"
     assert not answer(capsys, "verify", "runs/forged", "--segments", "9", "--trust", status=1)["ok"]
 
 
-def test_a_run_without_rows_is_that_of_rows_without_weight(run: str, capsys: Any) -> None:
+def test_a_run_without_rows_is_that_of_rows_without_weight(
+    run: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = "without", run, "--rows", f"{POISONED_LATE},3", "--run", "runs/clean", "--trust"
     assert headrace(*words) == 0
     never, data = make("noisy"), columns(POISONED_LATE)
@@ -110,6 +113,10 @@ def test_a_run_without_rows_is_that_of_rows_without_weight(run: str, capsys: Any
     shutil.rmtree(max(Path("runs/clean/checkpoints").glob("step-*")))
     assert headrace(*words) == 0, "one that was killed goes on"
     assert all(torch.equal(value, weights("runs/clean")[name]) for name, value in never.model.state_dict().items())
+    monkeypatch.setenv("HEADRACE_CACHE", str(Path("cache").absolute()))
+    train(url := f"file://{Path.cwd()}/bucket/a")
+    assert headrace("without", url, "--rows", "3", "--run", "runs/cleaner", "--trust") == 0
+    assert Path("runs/cleaner/recipe.py").read_text() == RECIPE
 
 
 WRONG: list[tuple[tuple[Any, ...], str, int]] = [
@@ -119,7 +126,8 @@ WRONG: list[tuple[tuple[Any, ...], str, int]] = [
     (("why", "{run}", "--step", 3), "That is code", 1),
     (("why", "{run}", "--trust"), "no SpikeGuard has noted", 2),
     (("why", "{run}", "--trust", "--step", 3, "--out", "a.txt"), "--out", 2),
-    (("verify", "{run}"), "That is code", 1),
+    (("verify", "{run}", "--segments", 2), "That is code", 1),
+    (("verify", "{run}", "--out", "nowhere/a.json"), "there is no directory nowhere", 1),
     (("verify", "{run}", "--segments", -1), "--segments", 2),
     (("fork", "{run}", "runs/b", "--trust"), "runs/a@600", 1),
     (("fork", "{run}@14", "{run}", "--trust", "--progress", "off"), "is there already", 1),

@@ -59,7 +59,7 @@ WRONG = [
     ("resume nowhere --recipe", 1, "there is no run nowhere"),
     ("resume .", 1, "is not a run: it has no run.json"),
     ("checkpont list r", 2, 'Unknown command "checkpont". Did you mean "checkpoint"?'),
-    ("checkpoint verfy r", 2, 'Unknown command "verfy". Did you mean "verify"?'),
+    ("checkpoint exprt r", 2, 'Unknown command "exprt". Did you mean "export"?'),
     ("checkpoint list r --js", 2, "--js"),
     ("checkpoint list", 2, "RUN"),
 ]

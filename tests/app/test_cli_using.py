@@ -390,7 +390,7 @@ WRONG = [
     ("runs nowhere", 1, "there is no directory nowhere"),
     *((f"{command} nowhere", 1, "nowhere") for command in ("report", "resume", "validate", "checkpoint list")),
     ("predict nowhere new.csv --out no.csv", 1, "there is no run nowhere"),
-    *((f"{command} torn", 1, "torn/run.json") for command in ("resume", "validate", "checkpoint verify")),
+    *((f"{command} torn", 1, "torn/run.json") for command in ("resume", "validate", "verify")),
 ]
 
 

@@ -36,8 +36,6 @@ def test_flags_go_before_files_before_the_environment_before_defaults(
     assert found["fit"] == {"epochs": 8}
     found = printed(capsys, "--lr=0.5", "--epochs", "9", "--config", "a.yaml", "--config", "b.yaml")
     assert (found["arguments"]["lr"], found["arguments"]["width"], found["fit"]) == (0.5, 3, {"epochs": 9})
-    monkeypatch.setenv("HEADRACE_CONFIG", "b.yaml")
-    assert printed(capsys, "--config", "a.yaml")["arguments"]["lr"] == 0.3
 
 
 def test_what_is_printed_can_be_fed_back_and_names_the_recipe(place: Path, capsys: Any) -> None:
@@ -50,10 +48,16 @@ def test_what_is_printed_can_be_fed_back_and_names_the_recipe(place: Path, capsy
     assert yaml.safe_load(capsys.readouterr().out)["arguments"]["tested"] is False
 
 
-def test_a_switch_stands_alone_or_says_false(capsys: Any) -> None:
+def test_a_switch_stands_alone_or_says_false(place: Path, capsys: Any) -> None:
     for off in ("--tested=false", "--no-tested", "--no_tested"):
         assert printed(capsys, off, "--lr", "1")["arguments"]["tested"] is False
     assert printed(capsys, "--tested", "--lr", "1")["arguments"] == printed(capsys, "--lr=1")["arguments"]
+    doc = '"""Trains.\n\n    Args:\n        gentle: a switch.\n    """'
+    (place / "own.py").write_text(f"import headrace as hr\ndef own(gentle: bool = False) -> hr.Recipe:\n    {doc}\n")
+    (place / "on.yaml").write_text("gentle: true\n")
+    for words, gentle in (([], True), (["--no-gentle"], False), (["--gentle"], True)):
+        assert headrace("fit", "own.py", "--config", "on.yaml", *words, "--print-config") == 0
+        assert yaml.safe_load(capsys.readouterr().out)["arguments"] == {"gentle": gentle}
 
 
 def test_what_an_option_is_given_is_not_the_recipe(place: Path, capsys: Any) -> None:
@@ -113,3 +117,15 @@ def test_a_parameter_has_a_name_of_its_own_and_a_default_that_a_file_can_hold(
         assert told in refused(capsys, "fit", "own.py")
     else:
         assert headrace("fit", "own.py", "--print_config") == 0
+
+
+@pytest.mark.parametrize("name", ["monitor", "trials"])
+def test_a_parameter_that_is_called_as_an_option_of_one_command_is_refused_there(
+    name: str, place: Path, capsys: Any
+) -> None:
+    doc = f'"""Trains.\n\n    Args:\n        {name}: what it is.\n    """'
+    (place / "own.py").write_text(f"import headrace as hr\ndef own({name}: int = 1) -> hr.Recipe:\n    {doc}\n")
+    assert headrace("fit", "own.py", f"--{name}", "2", "--print-config") == 0
+    capsys.readouterr()
+    said = refused(capsys, "sweep", "own.py", f"--{name}", "1,2")
+    assert f"has a parameter {name!r}, which the command line has itself. Rename it." in said

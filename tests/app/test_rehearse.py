@@ -150,9 +150,6 @@ def test_json_says_all_of_it(place: Path, capsys: Any) -> None:
     assert (place / "other.svg").read_text().lstrip().startswith("<?xml")
 
 
-# --- fit -------------------------------------------------------------------------------------------------
-
-
 # --- what is refused -------------------------------------------------------------------------------------
 
 

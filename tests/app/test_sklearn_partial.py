@@ -86,14 +86,6 @@ def test_a_scheduler_goes_on_from_part_to_part() -> None:
     assert rates == [0.01, 0.005, 0.0025]
 
 
-def test_an_estimator_of_an_earlier_version_is_trained_in_parts() -> None:
-    fitted = classifier(epochs=1).fit(X, Y)
-    state = {name: value for name, value in vars(fitted).items() if name not in ("_remembered", "_draws")}
-    vars(fitted).clear()
-    vars(fitted).update(state)
-    assert fitted.partial_fit(X, Y).n_iter_ == 2
-
-
 def test_what_partial_fit_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
         classifier().partial_fit(X, Y)

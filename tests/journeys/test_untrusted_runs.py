@@ -169,7 +169,7 @@ USES: dict[str, list[str]] = {
     "fit again": ["fit", "--config", "run/recipe.json", "--run", "again", "--progress", "off"],
     "export the weights": ["checkpoint", "export", "run", "--out", "out.safetensors"],
     "list": ["checkpoint", "list", "run"],
-    "verify": ["checkpoint", "verify", "run"],
+    "verify": ["verify", "run"],
     "report": ["report", "run"],
     "runs": ["runs", "."],
 }

@@ -116,13 +116,12 @@ def test_a_figure_has_a_panel_for_each_thing_that_was_measured() -> None:
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours_in(figure), "the curves can be seen"
 
 
-def test_only_the_keys_that_are_asked_for_are_drawn_and_where() -> None:
-    from matplotlib.figure import Figure
-
-    mine = Figure()
-    axes = mine.add_subplot()
-    assert losses(3.0, 1.0).plot("train/loss", ax=axes) is mine
-    assert list(axes.get_lines()[0].get_ydata()) == [1.0, 2.0]
+def test_only_the_keys_that_are_asked_for_are_drawn() -> None:
+    for keys, title, count in (("train/loss", "train/loss", 1), (["train/loss", "val/loss"], "", 2)):
+        (axes,) = losses(3.0, 1.0).plot(keys).axes
+        assert axes.get_title(loc="left") == title
+        assert list(axes.get_lines()[0].get_ydata()) == [1.0, 2.0]
+        assert sum(line.get_label() in ("train", "val", "train/loss", "val/loss") for line in axes.get_lines()) == count
     with pytest.raises(hr.ConfigError, match=r"unknown key 'val/los'\. Did you mean 'val/loss'"):
         losses(3.0).plot("val/los")
 

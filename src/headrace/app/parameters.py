@@ -66,7 +66,8 @@ def described(function: Callable[..., Any]) -> dict[str, str]:
     """What the docstring of a function says of its parameters, by name."""
     from docstring_parser import parse
 
-    return {each.arg_name: each.description for each in parse(function.__doc__ or "").params if each.description}
+    params = parse(function.__doc__ or "").params
+    return {each.arg_name: " ".join(each.description.split()) for each in params if each.description}
 
 
 def check_parameters(function: Callable[..., Any]) -> None:

@@ -138,19 +138,10 @@ def _place(panel: Panel) -> tuple[int, str]:
     return (2, "") if panel.name == "rate" else (3, "")
 
 
-def figure(rows: Sequence[Row], keys: Sequence[str] | None, ax: "Axes | None", best: int | None) -> "Figure":
-    """A figure with the panels of a history; with `ax` one panel, drawn there. `best`: the step to mark."""
+def figure(rows: Sequence[Row], keys: Sequence[str] | None, best: int | None) -> "Figure":
+    """A figure with the panels of a history, or with one of these keys; `best`: the step to mark."""
     rows = by_step(rows)
-    if ax is not None or keys is not None:
-        title = keys[0] if keys is not None and len(keys) == 1 else ""
-        wanted = [Panel(title, list(keys) if keys is not None else [k for p in panels(rows)[:1] for k in p.keys])]
-    else:
-        wanted = panels(rows)
-    if ax is not None:
-        draw(ax, rows, wanted[0], best)
-        figure_of_ax = ax.get_figure(root=True)
-        assert figure_of_ax is not None
-        return figure_of_ax
+    wanted = panels(rows) if keys is None else [Panel(keys[0] if len(keys) == 1 else "", list(keys))]
     made = new_figure(max(1, len(wanted)))
     places = made.axes
     for place, panel in zip(places, wanted, strict=False):

@@ -12,7 +12,6 @@ from .monitor import mode_of
 from .rows import best_of, best_row, column, keys_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDS = 5  # rows that are shown at the start and at the end of a long history
@@ -89,14 +88,14 @@ class History:
             ) from None
         return pandas.DataFrame(self.rows)
 
-    def plot(self, keys: str | Sequence[str] | None = None, ax: "Axes | None" = None) -> "Figure":
+    def plot(self, keys: str | Sequence[str] | None = None) -> "Figure":
         """A figure with a panel for the loss, each of its terms, each metric and the rate; the best step is marked.
 
-        `keys`: only these; `ax`: axes of your own, in which all of them are drawn. As the last line of a cell of a
-        notebook the figure shows itself; keep it with `history.plot().savefig("curves.png")`.
+        `keys`: only these, in one panel. As the last line of a cell of a notebook the figure shows itself; keep it with
+        `history.plot().savefig("curves.png")`.
         """
         best = self.best
-        return charts.figure(self.rows, self._wanted(keys), ax, None if best is None else best["step"])
+        return charts.figure(self.rows, self._wanted(keys), None if best is None else best["step"])
 
     def _wanted(self, keys: str | Sequence[str] | None) -> list[str] | None:
         if keys is None:

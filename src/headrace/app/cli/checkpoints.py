@@ -1,4 +1,4 @@
-"""`headrace checkpoint list`, `verify` and `export`: what a run has saved."""
+"""`headrace checkpoint list` and `export`: what a run has saved."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,13 @@ def list_checkpoints(run: str, /, *, json: bool = False) -> int:
         json: print JSON, for a program to read
     """
     from ...store import disk
+    from ...store.checkpoints import Store
+    from ...store.run import CHECKPOINTS, run_id
+    from ..find import check_run
 
-    store = _store(run)
+    folder = run_path(run)
+    check_run(folder)
+    store = Store(folder / CHECKPOINTS, run_id(folder))
     facts = [_facts(store, place) for place in store.last_of_steps()]
     there = [place.name for place in store.places()]
     found = [each for each in facts if not each["note"] or each["name"] in there]  # else: let go by a trainer meanwhile
@@ -32,21 +37,6 @@ def list_checkpoints(run: str, /, *, json: bool = False) -> int:
     ]
     print_result(json, found, "\n".join(lines) or f"{run} has no checkpoints")
     return 0
-
-
-def verify(run: str, /, *, json: bool = False) -> int:
-    """Reads every byte of the checkpoints of a run.
-
-    Args:
-        run: the directory of a run
-        json: print JSON, for a program to read
-    """
-    store = _store(run)
-    problems = store.problems()
-    found = [{"step": place.step, "sound": not why, "problem": why or None} for place, why in problems.items()]
-    lines = [f"{place.name}  {why or 'sound'}" for place, why in problems.items()]
-    print_result(json, found, "\n".join(lines) or f"{run} has no checkpoints")
-    return 1 if any(problems.values()) or not problems else 0
 
 
 def export(
@@ -90,16 +80,6 @@ def export(
         raise disk.failure(error, f"writing {out}", out.absolute().parent, 0) from error
     print_result(json, {"file": str(out), "step": contents.step}, f"{out}: the weights of step {contents.step}")
     return 0
-
-
-def _store(run: str) -> "Store":
-    from ...store.checkpoints import Store
-    from ...store.run import CHECKPOINTS, run_id
-    from ..find import check_run
-
-    folder = run_path(run)
-    check_run(folder)
-    return Store(folder / CHECKPOINTS, run_id(folder))
 
 
 def _facts(store: "Store", place: "Place") -> dict[str, Any]:

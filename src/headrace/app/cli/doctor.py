@@ -74,7 +74,7 @@ def _version(name: str) -> str | None:
 
 
 def devices() -> Part:
-    """The processor with the threads that torch uses, and every CUDA device with its memory."""
+    """The processor with the threads that torch uses, and other devices, those of CUDA with their memory."""
     try:
         import torch
     except ImportError as error:  # torch is missing, or a library that it needs
@@ -95,14 +95,13 @@ def devices() -> Part:
     if used > cores:
         what = f"torch uses {used} threads on {cores} cores: they wait for each other"
         findings.append(Finding(what, f"OMP_NUM_THREADS={cores}"))
+    if torch.backends.mps.is_available():
+        facts["mps"] = "available"
     if torch.cuda.is_available():
         for k in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(k)
             name = torch.cuda.get_device_properties(k).name
             facts[f"cuda:{k}"] = f"{name}, {disk.size(total)}, {disk.size(free)} free"
-        if torch.cuda.get_device_capability(0) >= (8, 0) and torch.get_float32_matmul_precision() == "highest":
-            what = "products of fp32 matrices do not use the tensor cores"
-            findings.append(Finding(what, 'precision="bf16", or torch.set_float32_matmul_precision("high")'))
     elif Path("/dev/nvidiactl").exists():
         do = "Install the build of torch for your driver, https://pytorch.org/get-started, or update the driver"
         if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):

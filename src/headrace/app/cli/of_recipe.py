@@ -11,13 +11,15 @@ from cyclopts import Parameter as Option
 from ...errors import ConfigError
 from ..parameters import Parameter, check_default, check_parameters, converted, described, parameters_of, plain
 from .commands import given, new_app
-from .options import Options
+from .options import Options, strategy_of
 from .sources import of_environment, of_files
 
 if TYPE_CHECKING:
     from ..recipe import Training
 
-RECIPE, TRAINING, COMMAND = (Group(name, sort_key=k) for k, name in enumerate(["The recipe", "The training", "Both"]))
+RECIPE, TRAINING, COMMAND = (
+    Group(name, sort_key=k) for k, name in enumerate(["The recipe", "The training", "The command"])
+)
 ORDER = (
     "The first of these counts: the option, the files that --config names, the last one first, the environment "
     "(HEADRACE_LR=0.1), the default. Of two options with one name, the recipe's counts."
@@ -49,7 +51,8 @@ class Given:
 
         arguments, name = {name: plain(value) for name, value in self.arguments.items()}, located(self.recipe)
         document = {"recipe": name, "arguments": arguments, "fit": self.options.to_repeat()}
-        of_fit, strategy = self.options.of_fit(), self.options.parsed_strategy()
+        of_fit, text = self.options.of_fit(), self.options.strategy
+        strategy = None if text is None else strategy_of(text)
         needs_run, device = self.options.needs_run(), self.options.device
         return Training(name, arguments, of_fit, strategy, document, needs_run, device)
 
@@ -70,19 +73,15 @@ class OfRecipe:
         """The command, as words that begin like these need it."""
         words = [word for word in words if word not in ("--help", "-h")]
         found = self.find(words[0], words[1:]) if words and not words[0].startswith("-") else Given()
-        sources = [of_files(found.files, found.function and _parameters(found.function)), of_environment]
-        app = new_app(**options, config=sources, help_epilogue=ORDER)
-        app.default(self.function(found))
+        recipe = None if found.function is None else self._parameters(found.function)
+        app = new_app(**options, config=[of_files(found.files, recipe), of_environment], help_epilogue=ORDER)
+        app.default(self._function(found, recipe or {}))
         return app
 
-    def function(self, found: Given) -> Callable[..., int]:
+    def _function(self, found: Given, recipe: Mapping[str, Parameter]) -> Callable[..., int]:
         """A function of all options, which calls `run`."""
-        recipe = {} if found.function is None else _parameters(found.function)
-        known = inspect.signature(self.run).parameters.values()
-        places = [each for each in known if each.kind is each.POSITIONAL_ONLY]
-        own = [each for each in known if each.kind is each.KEYWORD_ONLY]
-        own_names = {each.name for each in own}
-        taken = recipe.keys() | own_names | {*self.without}
+        places, own = self._given_by("POSITIONAL_ONLY"), self._given_by("KEYWORD_ONLY")
+        taken = {*recipe, *own, *self.without}
         training = {name: each for name, each in parameters_of(Options).items() if name not in taken}
 
         def call(*first: str, **values: Any) -> int:
@@ -95,22 +94,26 @@ class OfRecipe:
         options = [
             *(_option(each, about, RECIPE, self.convert) for each in recipe.values()),
             *(_option(each, described(Options), TRAINING) for each in training.values()),
-            *(each.replace(annotation=Annotated[each.annotation, Option(group=COMMAND)]) for each in own),
+            *(each.replace(annotation=Annotated[each.annotation, Option(group=COMMAND)]) for each in own.values()),
         ]
         call.__doc__ = self.run.__doc__
-        vars(call)["__signature__"] = inspect.Signature([*places, *options])
+        vars(call)["__signature__"] = inspect.Signature([*places.values(), *options])
         return call
 
+    def _given_by(self, kind: str) -> dict[str, inspect.Parameter]:
+        """What the command itself takes, by place or as options."""
+        return {name: each for name, each in inspect.signature(self.run).parameters.items() if each.kind.name == kind}
 
-def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a recipe by name."""
-    check_parameters(function)
-    found = parameters_of(function)
-    if reserved := next((name for name in RESERVED if name in found), None):
-        raise ConfigError(f"the recipe has a parameter {reserved!r}, which the command line has itself. Rename it.")
-    for each in found.values():
-        check_default(each)
-    return found
+    def _parameters(self, function: Callable[..., Any]) -> dict[str, Parameter]:
+        """The parameters of a recipe by name."""
+        check_parameters(function)
+        found = parameters_of(function)
+        names = *RESERVED, *self._given_by("POSITIONAL_ONLY"), *self._given_by("KEYWORD_ONLY")
+        if reserved := next((name for name in names if name in found), None):
+            raise ConfigError(f"the recipe has a parameter {reserved!r}, which the command line has itself. Rename it.")
+        for each in found.values():
+            check_default(each)
+        return found
 
 
 def _option(
@@ -125,9 +128,9 @@ def _option(
         help=about.get(each.name, "").rstrip("."),
         group=group,
         converter=lambda _, tokens: read(each, tokens[-1]),
-        negative=None if switch and each.default else (),
+        negative=None if switch and group is RECIPE else (),
         metavar=escape(each.type),
-        show_default=each.default is not False,
+        show_default=each.default is not None and each.default is not False,
         accepts_keys=False,
     )
     kind = inspect.Parameter.KEYWORD_ONLY

@@ -90,15 +90,6 @@ class Options:
         asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
         return asked | ({"progress": False} if self.json or self.progress == "off" else {})
 
-    def parsed_strategy(self) -> "Strategy | None":
-        """The strategy of that name."""
-        from ..strategies import parse_strategy
-
-        try:
-            return None if self.strategy is None else parse_strategy(self.strategy)
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
-
     def to_repeat(self) -> dict[str, Any]:
         """What differs from the defaults, and a later command is to repeat."""
         return {
@@ -159,6 +150,16 @@ HOW_MADE = HowMade()
 
 class UsageError(ConfigError):
     """A command line that makes no sense."""
+
+
+def strategy_of(text: str) -> "Strategy":
+    """The strategy of a name, with its options."""
+    from ..strategies import parse_strategy
+
+    try:
+        return parse_strategy(text)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def flag_of(name: str) -> str:

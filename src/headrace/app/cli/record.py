@@ -74,25 +74,37 @@ def diff(run: str, other: str, /, *, how: HowMade = HOW_MADE) -> int:
 
 
 def verify(
-    run: str, /, *, segments: int = 3, key: Path | None = None, out: Path | None = None, how: HowMade = HOW_MADE
+    run: str,
+    /,
+    *,
+    segments: int | None = None,
+    key: Path | None = None,
+    out: Path | None = None,
+    how: HowMade = HOW_MADE,
 ) -> int:
-    """Checks all hashes of a run, and makes stretches between checkpoints again.
+    """Checks every byte of the checkpoints of a run; with the recipe, also trains stretches between them again.
 
     Args:
         run: the directory of a run
-        segments: how many stretches are made again; 0 needs no recipe
+        segments: how many stretches are trained again (3 with --recipe or --trust, else none)
         key: a private key of ssh, which signs the certificate
         out: write the certificate as JSON
     """
-    if segments < 0:
+    if segments is not None and segments < 0:
         raise UsageError(f"--segments is 0 or more, got {segments}.")
-    recipe = how.remade(run) if segments else None
+    from ...formats.write import check_place
+
+    if out is not None:
+        check_place(out)
+    again = how.is_named if segments is None else segments > 0
+    recipe = how.remade(run) if again else None
     parts: Any = {"trainer": recipe.trainer, "train": recipe.train, **recipe.fit} if recipe else {}
-    found = _record(run).verify(segments=segments, key=key, **parts)
+    found = _record(run).verify(segments=3 if segments is None else segments, key=key, **parts)
     if out is not None:
         found.write(out)
-    print_result(how.json, {"ok": found.ok, **asdict(found)}, str(found))
-    return 0 if found.ok else 1
+    ok, note = found.ok and bool(found.checkpoints), "" if again else "\nno update was made again"
+    print_result(how.json, {"ok": ok, **asdict(found)}, f"{found}{note}")
+    return 0 if ok else 1
 
 
 def without(of: str, /, *, rows: str, run: str, how: HowMade = HOW_MADE) -> int:
@@ -105,12 +117,10 @@ def without(of: str, /, *, rows: str, run: str, how: HowMade = HOW_MADE) -> int:
     """
     if not all(each.strip().isdecimal() for each in rows.split(",")):
         raise UsageError(f"--rows is numbers of rows, as in 13579,7; got {rows!r}.")
-    recipe = how.remade(of)
-    last = (
-        _record(of).without(list(map(int, rows.split(","))), recipe.trainer, recipe.train, run=run, **recipe.fit).last
-    )
     from ..find import copy_recipe
 
-    copy_recipe(Path(of), Path(run))
+    recipe, record = how.remade(of), _record(of)
+    last = record.without([*map(int, rows.split(","))], recipe.trainer, recipe.train, run=run, **recipe.fit).last
+    copy_recipe(record.path, Path(run))
     print_result(how.json, last | {"run": run}, f"{run}: {last['step']} updates without rows {rows}")
     return 0

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError
-from .options import Count, UsageError, check_ending
+from .options import Count, UsageError, check_ending, strategy_of
 from .output import print_line, print_result
 
 KINDS = (".pdf", ".png", ".svg")
@@ -48,7 +47,10 @@ def rehearse(
     from .. import rehearse as rehearsals
 
     check_place(out)
-    _check_strategies(strategy)
+    for name in strategy:
+        strategy_of(name)
+        if strategy.count(name) > 1:
+            raise UsageError(f"--strategy {name!r} is given twice.")
     network = Network(bandwidth=bandwidth, latency=latency, rows_per_s=rows_per_s)
     limits = {"epochs": epochs, "steps": steps, "log_every": every, "validate_every": every}
     asked = {name: value for name, value in limits.items() if value is not None}
@@ -62,18 +64,6 @@ def rehearse(
     document = {"workers": workers, "picture": str(out), "strategies": found}
     print_result(json, document, f"\n{out}: loss, bytes and time as a picture")
     return 0
-
-
-def _check_strategies(names: Sequence[str]) -> None:
-    from ..strategies import parse_strategy
-
-    try:
-        for name in names:
-            parse_strategy(name)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"--strategy {twice[0]!r} is given twice.")
 
 
 def _table(found: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from ...errors import ConfigError, unknown
 from .options import LIMITS, UsageError
 
 PREFIX = "HEADRACE_"
-_CONFIG, _NO_OPTIONS = "CONFIG", {"CONFIG", "TIMEOUT_S"}
+_OF_ENGINES = "TIMEOUT_S"  # after the prefix: no option
 _NEAR = 0.8  # how alike a variable and an option are for one to be a slip of the other
 _NOT_IN_FILES = ("config", "print_config", "recipe", "trust")
 
@@ -38,9 +38,8 @@ def of_files(first: Sequence[str], of_recipe: Mapping[str, Any] | None) -> Calla
             return
         began_with = {*LIMITS} - of_recipe.keys() if first else set[str]()
         skipped = began_with if any(known[name].tokens for name in LIMITS if name in known) else set[str]()
-        files = [*first, *filter(None, [os.environ.get(PREFIX + _CONFIG)]), *asked]
         try:
-            for file in reversed(files):
+            for file in reversed([*first, *asked]):
                 for name, key, value in _values(file, known):
                     if name not in skipped:
                         _give(known[name], f"{file}: {key}", value)
@@ -55,7 +54,7 @@ def of_environment(app: App, commands: Sequence[str], arguments: ArgumentCollect
     known = {name.upper(): argument for name, argument in _known(arguments).items()}
     for variable, text in os.environ.items():
         name = variable.removeprefix(PREFIX)
-        if not variable.startswith(PREFIX) or name in _NO_OPTIONS:
+        if not variable.startswith(PREFIX) or name == _OF_ENGINES:
             continue
         if name in known:
             _give(known[name], variable, text)

@@ -23,7 +23,7 @@ from ..parameters import MisfitError, Parameter, as_type, converted, plain
 from .commands import given as given_text
 from .fit import find_named
 from .of_recipe import Files, Given, OfRecipe
-from .options import INTERRUPTED, PREEMPTED, Count, UsageError, flag_of
+from .options import INTERRUPTED, LIMITS, PREEMPTED, Count, UsageError, flag_of
 from .output import print_line
 from .runs import runs
 
@@ -96,6 +96,9 @@ def _sweep(
     from ...workers.here import here
 
     choices = {name: value for name, value in given.arguments.items() if isinstance(value, Listed | Range)}
+    limits = {name: of.values[0] for name, of in choices.items() if name in LIMITS and len(of.values) == 1}
+    choices = {name: of for name, of in choices.items() if name not in limits}  # a run that goes on keeps its name
+    given = replace(given, arguments={**given.arguments, **limits})
     if ranges := [flag_of(name) for name, of in choices.items() if not of.values] if trials is None else []:
         raise UsageError(f"{ranges[0]} is a range, of which --trials N chooses. Or give values.")
     if all(len(of.values) == 1 for of in choices.values()):
@@ -187,7 +190,8 @@ class _Trials:
         from ...engines.launch import launch
         from ..recipe import changed_arguments, run_recipe
 
-        if changed := changed_arguments(path, training.arguments):
+        same = {name: v for name, v in training.arguments.items() if name not in LIMITS or name in self.choices}
+        if changed := changed_arguments(path, same):
             listed = "\n  ".join(changed)
             raise RunError(f"{path} was made with other values:\n  {listed}\nGive those, or name another --run.")
         if _is_finished(path, training):
@@ -238,12 +242,12 @@ class _Trials:
 
 
 def _is_finished(path: Path, training: "Training") -> bool:
-    """Whether a run has all that is asked for: neither its recipe nor the options of the training have changed."""
+    """Whether a run has all that is asked for: its recipe, its arguments and the options of the training are those."""
     from ...watch.report.read import read
-    from ..find import SOURCE, read_recipe
+    from ..find import PARTS, SOURCE, read_recipe
 
     document = read_recipe(path)
-    if document is None or document["fit"] != encoded(training.document["fit"]):
+    if document is None or any(document[part] != encoded(training.document[part]) for part in PARTS):
         return False
     source = Path(training.recipe.partition(":")[0]).read_bytes()
     kept = path / SOURCE

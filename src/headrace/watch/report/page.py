@@ -58,7 +58,7 @@ def page(run: RunContents) -> str:
 def _facts(run: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
     """The numbers to take home: kind, name, value and note of each."""
     last, row = run.rows[-1] if run.rows else {}, run.best_row
-    key, value = _best_number(run, row)
+    key, value = run.best_number
     if value is not None and row is not None:
         yield "best", f"best {key}", written(value), f"epoch {written(row.get('epoch'))}, step {written(row['step'])}"
     for name, tested in last.items():
@@ -74,15 +74,6 @@ def _facts(run: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str, s
     for key, name in {"time/tokens_per_s": "tokens per second", "time/mfu": "MFU"}.items():
         if timed := sorted(each for row in run.rows if (each := number(row.get(key))) is not None):
             yield "count", name, written(timed[len(timed) // 2]), "median"
-
-
-def _best_number(run: RunContents, row: Row | None) -> tuple[str, float | None]:
-    """The number by which the best step is the best."""
-    marks = [(key, number(value)) for key, value in run.best.items() if key != "step"]
-    if marks and marks[0][1] is not None:
-        return marks[0]
-    key = next((key for key in ("val/loss", "train/loss") if number((row or {}).get(key)) is not None), "")
-    return key, number((row or {}).get(key))
 
 
 def _curves(run: RunContents, pace: Mapping[int, float]) -> dict[str, Any]:

@@ -67,6 +67,15 @@ class RunContents:
         return best_of(self.rows, step if isinstance(step, int) else None)
 
     @property
+    def best_number(self) -> tuple[str, float | None]:
+        """The key and the value of the number by which the best step is the best."""
+        row, marks = self.best_row or {}, [(key, number(each)) for key, each in self.best.items() if key != "step"]
+        if marks and marks[0][1] is not None:
+            return marks[0]
+        key = next((key for key in ("val/loss", "train/loss") if number(row.get(key)) is not None), "")
+        return key, number(row.get(key))
+
+    @property
     def status(self) -> tuple[str, str]:
         """The state of the training in a word, and why."""
         if self.running:
@@ -117,9 +126,8 @@ def read(path: Path) -> RunContents:
 def overview_of(path: Path) -> dict[str, Any]:
     """What a list of runs shows of a run, in whatever state it is; plain values."""
     run = read(path)
-    best, last = run.best_row or {}, run.rows[-1] if run.rows else {}
+    (key, value), best, last = run.best_number, run.best_row or {}, run.rows[-1] if run.rows else {}
     arguments = run.recipe.get("arguments") if isinstance(run.recipe, dict) else None
-    key = next((key for key in [*run.best, "val/loss", "train/loss"] if key in best and key != "step"), "")
     files = [path / "run.json", *path.glob("*.jsonl"), *path.glob("checkpoints")]
     return {
         "run": str(path),
@@ -127,7 +135,7 @@ def overview_of(path: Path) -> dict[str, Any]:
         "why": run.status[1],
         "epoch": last.get("epoch"),
         "step": last.get("step"),
-        "best": {"key": key, "value": best.get(key), "step": best.get("step")},
+        "best": {"key": key, "value": value, "step": best.get("step")},
         "changed": max(file.stat().st_mtime for file in files),
         "parents": [name for name, _ in run.parents],
         "arguments": arguments if isinstance(arguments, dict) else {},
