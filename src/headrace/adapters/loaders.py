@@ -1,7 +1,7 @@
 """What can be found out about an iterable of others: its parts, its state, its length, and why its workers failed."""
 
-import copy
 from collections.abc import Iterable, Iterator
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any, Protocol, runtime_checkable
 
@@ -194,12 +194,16 @@ def _stacks_rows(fetcher: Any) -> bool:
             return False
         if any(isinstance((), kind) for kind in default_collate_fn_map):
             return False
-        trial = copy.copy(fetcher)
-        trial.dataset = [(torch.tensor(row),) for row in range(3)]
-        [found] = trial.fetch([2, 0])
-        return type(found) is Tensor and found.tolist() == [2, 0]
+        return _tried(_MapDatasetFetcher, _MapDatasetFetcher.fetch)
     except Exception:
         return False
+
+
+@cache
+def _tried(kind: Any, fetch: Any) -> bool:
+    """Whether a fetcher of this kind, whose method this is, collates the rows that it is asked for."""
+    [found] = kind([(torch.tensor(row),) for row in range(3)], True, default_collate, False).fetch([2, 0])
+    return type(found) is Tensor and found.tolist() == [2, 0]
 
 
 def _is_plain(tensor: Any) -> bool:
