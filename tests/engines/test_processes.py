@@ -1,5 +1,6 @@
 """Workers that are processes of this machine: started, called, and listened to by nobody else."""
 
+import gc
 import os
 import pickle
 import random
@@ -21,6 +22,7 @@ from headrace.engines import processes
 from headrace.engines.job import Job
 from headrace.engines.launch import launch
 from headrace.engines.processes import run
+from headrace.errors import WorkerError
 from headrace.workers.here import here
 from headrace.workers.wire import pack
 
@@ -59,9 +61,18 @@ def _drawn_by(worker: int) -> list[float]:
     return [first, float(np.random.RandomState(worker).rand()), random.Random(worker).random()]
 
 
+def fails() -> None:
+    raise ValueError("not today")
+
+
 def calls_forks() -> None:
     fork_workers()
     are_called(2)
+    gc.disable()
+    with pytest.raises(WorkerError, match="not today"):
+        launch(fails, workers=2, engine="processes")
+    assert len(os.listdir("/proc/self/task")) == 1, "the store has ended, and nobody who forks takes half of it along"
+    gc.enable()
     assert launch(visible, workers=2, engine="processes", devices=[]) == "", "an empty list hides all devices"
 
 

@@ -1,6 +1,7 @@
 """Makes processes of tests workers of torch.distributed, which make steps and fail in several ways."""
 
 import ctypes
+import gc
 import os
 import runpy
 import signal
@@ -31,8 +32,12 @@ def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> 
 
 
 def fork_workers() -> None:
-    """Makes `launch` fork its workers from this process, which has one thread and has imported all that they need."""
+    """Makes `launch` fork its workers from this process, which has one thread and has imported all that they need.
+
+    Garbage of this process stays what it is in them: some of it would wait for threads that were not forked.
+    """
     processes.START = "fork"
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def run_program(path: str, directory: str) -> None:

@@ -47,12 +47,13 @@ def run(job: Job) -> Result:
         stack.enter_context(_as_before())
         room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-")))
         asked = _asked_to_end()
-        store = listen(LOOPBACK, 0, job.timeout_s)
+        stores = [listen(LOOPBACK, 0, job.timeout_s)]
+        stack.callback(stores.clear)  # its thread and its port end here: the frames of an error would keep them
 
         def start(attempt: int) -> Outcome:
             file = room / f"job-{attempt}"
             file.write_bytes(packed)
-            error = WorkerProcesses(job, str(file), store, attempt, asked).error()
+            error = WorkerProcesses(job, str(file), stores[0], attempt, asked).error()
             if asked:
                 raise _ending(asked[0])
             if error is not None:
