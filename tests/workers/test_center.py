@@ -24,7 +24,7 @@ from headrace.workers.here import here
 NETWORKS = [
     None,
     hr.Network(bandwidth="1 Mbit", latency="3 ms", rows_per_s=1e4, speeds=[1.0, 0.7, 0.4]),
-    hr.Network(bandwidth="10 Mbit", latency="1 ms", rows_per_s=1e4, speeds=[0.3, 1, 0.9], stragglers={1: (0.3, 5.0)}),
+    hr.Network(bandwidth="10 Mbit", latency="1 ms", rows_per_s=1e4, speeds=[0.3, 1, 0.9]),
 ]
 LOCAL, PROCESSES, TORCHRUN = (pytest.param(n, marks=pytest.mark.slow) for n in ("local", "processes", "torchrun"))
 pytestmark = pytest.mark.timeout(300)

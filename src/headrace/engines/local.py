@@ -165,7 +165,6 @@ class SimCenter(CenterClient):
         return {
             "now": begun,
             "waits": [client._waits for client in clients],
-            "updates": [account.updates for account in cluster.accounts],
             "links": [
                 min([cluster.inward.free_s, *(client._free_s for client in clients if client._free_s is not None)]),
                 cluster.outward.free_s,
@@ -179,7 +178,6 @@ class SimCenter(CenterClient):
             return
         cluster.inward.free_s, cluster.outward.free_s = clock["links"]
         for other in range(cluster.count):
-            cluster.accounts[other].updates = clock["updates"][other]
             client: SimCenter = cluster.clients[other]
             client._waits, client._seen = clock["waits"][other], cluster.changes
             cluster.advance(other, clock["now"][other])

@@ -5,24 +5,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
-from math import isfinite
+from math import inf
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..store.codec import Tensors, decode, encode
 from ..workers.shared import add_in_tree
 
-_AMOUNT = r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([a-zA-Zµ]+?)(?:/s)?\s*"
-_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_BITS = {f"{prefix}{bits}": factor / 8 for prefix, factor in _PREFIXES.items() for bits in ("bit", "bits", "bps")}
-_BYTES = {f"{prefix}{unit}": factor for prefix, factor in _PREFIXES.items() for unit in ("B", "Bps")}
-_BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "Kb": 125.0, "Mb": 125e3, "Gb": 125e6, "Tb": 125e9} | _BITS
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_AMOUNT = r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([a-zA-Zµ]+)(?:/s)?\s*"
+_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BYTES = {f"{p}{unit}": factor * size for unit, size in (("bit", 1 / 8), ("B", 1.0)) for p, factor in _PREFIXES.items()}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True)
@@ -30,46 +27,35 @@ class Network:
     """The speed of simulated workers and their network, for `launch(..., engine="local", network=...)`.
 
     Args:
-        bandwidth: of the link of a worker, per second, in each direction. "100 Mbit", "100 Mb" and "100 Mbps" are bits,
-            "12 MB" and "12 MiB" are bytes.
-        latency: of every message.
+        bandwidth: of the link of a worker, per second, in each direction: in bits, as in "100 Mbit", or bytes, "12 MB".
+        latency: of every message, as in "1.5 ms".
         rows_per_s: training rows per second of a worker with speed 1.
         speeds: a factor for every worker, or a dict for some.
-        stragglers: by worker, the probability of a slow update, and how many times longer it takes.
-        seed: chooses the slow updates.
     """
 
     bandwidth: str = "10 Gbit"
     latency: str = "50 us"
     rows_per_s: float = 1e5
     speeds: Sequence[float] | Mapping[int, float] = ()
-    stragglers: Mapping[int, tuple[float, float]] | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
         _positive(self.rows_per_s, "rows_per_s")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ConfigError(f"seed= is a whole number, got {self.seed!r}.", argument="seed")
-        for name in ("bytes_per_s", "latency_s", "_speeds", "_stragglers"):
+        for name in ("bytes_per_s", "latency_s", "_speeds"):
             getattr(self, name)
         if self.bytes_per_s <= 0:
             raise ConfigError(f"bandwidth= is greater than 0, got {self.bandwidth!r}.", argument="bandwidth")
 
     @cached_property
     def bytes_per_s(self) -> float:
-        return _bytes_per_s(self.bandwidth)
+        return _amount(self.bandwidth, "bandwidth", _BYTES)
 
     @cached_property
     def latency_s(self) -> float:
-        return _seconds(self.latency, "latency")
+        return _amount(self.latency, "latency", _SECONDS)
 
-    def computing_s(self, worker: int, update: int, rows: int) -> float:
-        """How long an update of so many rows takes; each worker counts its updates from 0."""
-        seconds = rows / (self.rows_per_s * self._speeds.get(worker, 1.0))
-        if worker in self._stragglers:
-            probability, factor = self._stragglers[worker]
-            seconds *= factor if _draw(self.seed, worker, update) < probability else 1.0
-        return seconds
+    def computing_s(self, worker: int, rows: int) -> float:
+        """How long an update of so many rows takes."""
+        return rows / (self.rows_per_s * self._speeds.get(worker, 1.0))
 
     def check(self, workers: int) -> None:
         """Raises unless settings of single workers name workers that exist."""
@@ -77,11 +63,9 @@ class Network:
             raise ConfigError(
                 f"speeds= has one factor for each of the {workers} workers, got {len(self.speeds)}.", argument="speeds"
             )
-        named: dict[str, Mapping[int, Any]] = {"speeds": self._speeds, "stragglers": self._stragglers}
-        for name, of in named.items():
-            for worker in of:
-                if worker >= workers:
-                    raise ConfigError(f"{name}= is of workers 0 to {workers - 1}, got worker {worker}.", argument=name)
+        for worker in self._speeds:
+            if worker >= workers:
+                raise ConfigError(f"speeds= is of workers 0 to {workers - 1}, got worker {worker}.", argument="speeds")
 
     @cached_property
     def _speeds(self) -> dict[int, float]:
@@ -90,75 +74,26 @@ class Network:
                 f"speeds= is a factor for every worker, or a dict of some, got {self.speeds!r}.", argument="speeds"
             )
         given: Any = self.speeds if isinstance(self.speeds, Mapping) else dict(enumerate(self.speeds))
-        return {_worker(who, "speeds"): _positive(speed, f"speeds of worker {who}") for who, speed in given.items()}
-
-    @cached_property
-    def _stragglers(self) -> dict[int, tuple[float, float]]:
-        stragglers: dict[int, tuple[float, float]] = {}
-        given: Any = self.stragglers or {}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"stragglers= looks like {{3: (0.1, 5.0)}}, got {given!r}.", argument="stragglers")
-        for who, pair in given.items():
-            numbers: Any = pair if isinstance(pair, Sequence) and len(pair) == 2 else (None, None)
-            if not all(map(_is_number, numbers)) or not 0 <= numbers[0] <= 1 or numbers[1] < 1:
+        for worker in given:
+            if not isinstance(worker, int) or isinstance(worker, bool) or worker < 0:
                 raise ConfigError(
-                    f"stragglers= of worker {who} is a probability (0 to 1) and a factor (1 or more), got {pair!r}.",
-                    argument="stragglers",
+                    f"speeds= names workers by their numbers, 0 or more, got {worker!r}.", argument="speeds"
                 )
-            stragglers[_worker(who, "stragglers")] = (float(numbers[0]), float(numbers[1]))
-        return stragglers
+        return {worker: _positive(speed, f"speeds of worker {worker}") for worker, speed in given.items()}
 
 
-def _draw(seed: int, worker: int, update: int) -> float:
-    """From 0 to 1, always the same for the same update."""
-    key = blake2b(f"{seed}/{worker}/{update}".encode(), digest_size=8).digest()
-    return int.from_bytes(key, "little") / 2**64
-
-
-def _bytes_per_s(given: Any) -> float:
-    """A bandwidth in bytes a second: "B" is bytes and "b" bits. Raises where the case of a unit leaves that open."""
-    number, unit = _amount(given, "bandwidth", '"100 Mbit" or "12 MB"')
-    bits = {name.lower(): name for name in _BITS}
-    known = unit if unit in _BYTES else bits.get(unit.lower())
-    if known is None or (known.endswith("bps") and not unit.endswith("bps")):
-        raise ConfigError(
-            f"bandwidth={given!r}: unit {unit!r} is unknown, or may be bits or bytes. Bits are bit, kbit, Mbit, Gbit "
-            "and Tbit, or Kb, Mb, Gb and Tb, or kbps, Mbps, Gbps and Tbps; bytes are B, kB, MB, GB, TB, KiB, MiB and "
-            "GiB.",
-            argument="bandwidth",
-        )
-    return number * _BYTES[known]
-
-
-def _seconds(given: Any, what: str) -> float:
-    number, unit = _amount(given, what, '"50 us" or "1.5 ms"')
-    if unit.lower() not in _SECONDS:
-        raise ConfigError(f"{what}={given!r}: {unknown('unit', unit, _SECONDS)}", argument=what)
-    return number * _SECONDS[unit.lower()]
-
-
-def _amount(given: Any, what: str, example: str) -> tuple[float, str]:
-    """A number and its unit."""
+def _amount(given: Any, what: str, units: Mapping[str, float]) -> float:
+    """A number with a unit, in bytes or seconds."""
     match = re.fullmatch(_AMOUNT, given) if isinstance(given, str) else None
-    if match is None:
-        raise ConfigError(f"{what}= is a number and a unit, as in {example}, got {given!r}.", argument=what)
-    return float(match[1]), match[2]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if match is None or match[2] not in units:
+        raise ConfigError(f"{what}= is a number and a unit, one of {', '.join(units)}; got {given!r}.", argument=what)
+    return float(match[1]) * units[match[2]]
 
 
 def _positive(value: Any, what: str) -> float:
-    if not _is_number(value) or value <= 0:
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < inf:
         raise ConfigError(f"{what}= is a number greater than 0, got {value!r}.", argument=what)
     return float(value)
-
-
-def _worker(value: Any, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{what}= names workers by their numbers, 0 or more, got {value!r}.", argument=what)
-    return value
 
 
 @dataclass(slots=True)

@@ -97,8 +97,7 @@ class VirtualCluster:
         self.check(worker)
 
     def worked(self, worker: int, rows: int) -> None:
-        account = self.accounts[worker]
-        seconds = self.network.computing_s(worker, account.updates, rows)
+        account, seconds = self.accounts[worker], self.network.computing_s(worker, rows)
         account.updates += 1
         account.rows += rows
         account.computing_s += seconds

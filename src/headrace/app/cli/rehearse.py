@@ -35,7 +35,7 @@ def rehearse(
         epochs: passes over the data, instead of the recipe's limits
         steps: updates of a worker, instead of the recipe's limits
         every: how often losses are looked at, as in "20 steps"
-        bandwidth: of every worker's link, a second; Mbit, Mb and Mbps are bits, MB and MiB bytes
+        bandwidth: of every worker's link, a second, as in 100 Mbit or 12 MB
         latency: of every message
         rows_per_s: that a worker of speed 1 trains on
         out: the picture: .pdf .png .svg
