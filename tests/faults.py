@@ -290,9 +290,15 @@ TAPE = [
     ),
     _fault(
         "the first microbatch is replayed like the others",
-        "likeness = (first, part.rows,",
-        "likeness = (True, part.rows,",
+        "likeness = (first, self.divided,",
+        "likeness = (True, self.divided,",
         "step/test_tape.py",
+    ),
+    _fault(
+        "workers that have their turn within a pass use the same memory",
+        "self._memory if self.divided else self._turns.memory",
+        "self._turns.memory",
+        "workers/test_worker_settings.py",
     ),
     _fault(
         "code that runs in the backward pass is no obstacle",

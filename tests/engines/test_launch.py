@@ -113,6 +113,17 @@ def test_under_torchrun_a_launch_of_others_is_refused(monkeypatch: pytest.Monkey
     assert launch(lambda: 3) == 3
 
 
+def fit(strategy: hr.Strategy) -> None:
+    rows = torch.ones(4, 2), torch.ones(4, 1)
+    optimizer = torch.optim.SGD((model := nn.Linear(2, 1)).parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.MSE(), optimizer, strategy=strategy)
+    trainer.fit(rows, epochs=1, progress=False)
+
+
+def giving(value: Any) -> Callable[[], Any]:
+    return lambda: value  # a copy of this function gives the same object
+
+
 MODEL = nn.Linear(2, 1)
 OPTIMIZER: Any = None  # the test that uses it makes it: torch takes a second to make the first
 
@@ -152,6 +163,11 @@ def test_what_all_virtual_workers_would_share_is_refused_by_name(monkeypatch: py
         with pytest.raises(ConfigError, match=rf"'{name}' \(.*pass it as an argument"):
             launch(main, workers=2)
     launch(lambda model: model(torch.ones(2)), model, workers=2)
+    for given in (hr.Synchronous(), hr.Periodic("1 step"), hr.Elastic("1 step")):
+        launch(fit, given, workers=3)
+        text = rf"virtual workers 0 and 1 have the same {type(given).__name__} object, and each needs its own"
+        with pytest.raises(ConfigError, match=text):
+            launch(lambda give: fit(give()), giving(given), workers=3)
     with pytest.raises(ConfigError, match="every virtual worker needs the arguments for itself"):
         launch(lambda lock: None, threading.Lock(), workers=2)
 

@@ -29,7 +29,7 @@ class SimComm(Comm):
         self.cluster, self._worker = cluster, worker
         self.shard = Shard(worker, cluster.count)
         self.timeout_s = cluster.timeout_s
-        self.memory, self.forms = cluster.memory, cluster.forms
+        self.turns = cluster.turns
 
     def open_center(self, center: Center | None) -> CenterClient:
         if center is not None:
@@ -69,6 +69,9 @@ class SimComm(Comm):
 
     def now(self) -> float:
         return self.cluster.baton.now[self._worker]
+
+    def turn_s(self) -> float:
+        return self.cluster.baton.held_s(self._worker)
 
     def at(self, step: int, doing: str) -> None:
         self.cluster.at(self._worker, step, doing)

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from ..errors import WorkerError
+from ..workers.comm import Turns
 from .baton import Baton
 from .network import Collective, Link, Network, WorkerTimes
 
@@ -20,10 +19,7 @@ class VirtualCluster:
         self.accounts = [WorkerTimes() for _ in range(count)]
         self.inward, self.outward, self.ring = Link(network), Link(network), Link(network)
         """The center's link, in each direction, and the one of collectives."""
-        self.memory: dict[int, list[Tensor]] = {}
-        """What workers keep within an update: they make theirs one after the other."""
-        self.forms: dict[Any, Any] = {}
-        """The forms of operations that the tapes of all workers have found: a search takes longer than an update."""
+        self.turns = Turns()
         self.timeout_s = timeout_s
         self.center: Any = None
         """The center of the training under way, if it has one."""

@@ -185,9 +185,10 @@ class Split(Pass):
 class SharedPass(Pass):
     """A pass over this worker's part of a batch; sums, weights and gradients become those of the whole batch."""
 
-    def __init__(self, update: Update, own: Pass, terms: SharedTerms) -> None:
+    def __init__(self, update: Update, own: Pass, terms: SharedTerms, ahead: Weights | None = None) -> None:
         super().__init__(update)
         self._own, self._terms = own, terms
+        self._ahead = ahead  # the weights of the batch, where they are known: workers that take turns begin with them
         self.fills = own.fills
 
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
@@ -214,6 +215,8 @@ class SharedPass(Pass):
         if not batch.rows:
             self._terms.divide({})
             return
+        if self._ahead:
+            self._terms.divide(self._ahead)
         self._own.add(batch, outcome, self._terms.divide, None if self._update.steps.adapts else self._listen)
 
     def _listen(self) -> None:

@@ -46,9 +46,8 @@ class Update:
         self.model, self.stand_ins = steps.model, steps.stand_ins
         self.guard, self.strategy = steps.guard, steps.strategy
         self.device = next(iter(arena.params)).device
-        comm = self.strategy.comm
-        memory = None if self.strategy.joint else comm.memory  # joint ones take turns within a pass
-        self.tapes = Tapes(steps.settings.tape, steps.model, objective, self.device, memory, comm.forms, arena)
+        tape, comm = steps.settings.tape, self.strategy.comm
+        self.tapes = Tapes(tape, steps.model, objective, self.device, comm, arena)
         on_host = self.device.type == "cpu"
         self.draws = on_host or any(map(draws_random, steps.model.modules()))
         """Whether an update that is not made gives random numbers back; on a device, if it is known to draw some."""
@@ -108,12 +107,22 @@ class Update:
 
     def of(self, batch: Batch) -> Pass:
         """How the gradients of a batch are found."""
-        rows = self.steps.microbatch
+        rows, ahead = self.steps.microbatch, dict[str, Scalar]()
         if (rows is not None and batch.rows > rows) or batch.pieces:
             own: Pass = Split(self, rows or batch.rows)
         else:
+            if self.terms is not None and self.strategy.comm.turns is not None:
+                ahead = self._weights_ahead(batch)
+            self.tapes.divided = self.terms is not None and not ahead
             own = self.one_pass(batch, first=True) if batch.rows else Eager(self)
-        return own if self.terms is None else SharedPass(self, own, self.terms)
+        return own if self.terms is None else SharedPass(self, own, self.terms, ahead)
+
+    def _weights_ahead(self, batch: Batch) -> dict[str, Scalar]:
+        """The weights of a batch, where they are known before its pass; `{}` where not."""
+        weights = dict(self.objective.weights(batch)) if batch.rows else {}
+        if None in weights.values():
+            return {}
+        return {name: self.guard.read(weight) for name, weight in weights.items() if weight is not None}
 
     def one_pass(self, part: Batch, first: bool) -> Pass:
         """How a microbatch, the `first` of an update or not, passes the model: a replay, or a pass by torch."""

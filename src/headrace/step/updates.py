@@ -223,7 +223,7 @@ class Updates:
         if objective not in self._answers:
             device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
             comm = self.strategy.comm
-            self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device, comm.memory, comm.forms)
+            self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device, comm)
         self._answers[objective].end_epoch()
         self._answers[objective].watched = watched
         return self._answers[objective]

@@ -34,7 +34,6 @@ class Centered(Strategy, ABC):
     centered: ClassVar[bool] = True
 
     def __init__(self, every: str | Length, lease: int | None = None) -> None:
-        super().__init__()
         if lease is not None and (not isinstance(lease, int) or isinstance(lease, bool) or lease < 1):
             raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
         self.every = None if every == "end" else interval(every, "every")

@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -33,6 +34,16 @@ class Done:
         pass
 
 
+@dataclass(slots=True, eq=False)
+class Turns:
+    """What the workers of one process have in common, who run one at a time."""
+
+    memory: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Blocks by their size, for what each keeps while it has its turn."""
+    forms: dict[Any, Any] = field(default_factory=dict)
+    """The forms of operations that the tapes of all have found: a search takes longer than an update."""
+
+
 class Comm(ABC):
     """The communicator of one worker: how it exchanges vectors and values with the others.
 
@@ -51,10 +62,8 @@ class Comm(ABC):
     """How long workers wait for each other."""
     overlaps = False
     """Whether a reduction that was begun goes on while the worker computes."""
-    memory: dict[int, list[Tensor]] | None = None
-    """Blocks by their size that workers use in turns, for what each keeps within an update; if they take turns."""
-    forms: dict[Any, Any] | None = None
-    """The forms of operations that the tapes of all workers have found; if they take turns."""
+    turns: Turns | None = None
+    """What this worker shares with those who take turns with it, if workers do."""
 
     @property
     def count(self) -> int:
@@ -109,6 +118,10 @@ class Comm(ABC):
 
     def now(self) -> float:
         """Seconds, on this worker's clock."""
+        return time.perf_counter()
+
+    def turn_s(self) -> float:
+        """Seconds of real time, without those in which other workers of this process have had their turn."""
         return time.perf_counter()
 
     def at(self, step: int, doing: str) -> None:

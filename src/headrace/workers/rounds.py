@@ -40,7 +40,6 @@ class Rounds(Strategy):
     def __init__(
         self, every: str | Length = "1 epoch", *, weights: Weights = "rows", reset_inner: bool = False
     ) -> None:
-        super().__init__()
         if weights not in _WEIGHTS:
             raise ConfigError(unknown("weights", weights, _WEIGHTS))
         self.every = None if every == "end" else interval(every, "every")

@@ -63,7 +63,6 @@ class Sharded(Strategy):
         offload: bool = False,
         init: Init | None = None,
     ) -> None:
-        super().__init__()
         for name, given in {"params": params, "reduce": reduce}.items():
             if given not in _FORMATS:
                 raise ConfigError(unknown(name, given, _FORMATS), argument=name)

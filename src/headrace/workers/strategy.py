@@ -34,9 +34,8 @@ class Strategy:
     """Whether every worker has a part of the model."""
     parts: int = 0
     """The number of parts of a batch whose sums are the same on any number of workers; 0 if there are none."""
-
-    def __init__(self) -> None:
-        self.comm: Comm = Null()
+    comm: Comm = Null()
+    """The communicator of this worker, once it has joined."""
 
     def join(self, comm: Comm) -> None:
         """Sets the communicator of this worker; called before all other methods."""

@@ -37,7 +37,6 @@ class Synchronous(Strategy):
     joint: ClassVar[bool] = True
 
     def __init__(self, *, compress: Literal["bf16", "fp16"] | None = None, parts: int | None = None) -> None:
-        super().__init__()
         if parts is not None and not (as_count(parts) or 0) >= 2:
             raise ConfigError(f"parts= is a whole number from 2 on, as in parts=8; got {parts!r}.", argument="parts")
         if parts is not None and compress is not None:
@@ -111,6 +110,14 @@ def join(strategy: Strategy | None) -> Strategy:
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"
         raise ConfigError(
             f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.", argument="strategy"
+        )
+    other = strategy.comm
+    if comm.turns is not None and comm.turns is other.turns and comm is not other:
+        who = f"virtual workers {other.shard.index} and {comm.shard.index}"
+        raise ConfigError(
+            f"{who} have the same {type(strategy).__name__} object, and each needs its own: make it in the "
+            "function that launch calls, or pass it to launch as an argument, which is copied for every worker.",
+            argument="strategy",
         )
     strategy.join(comm)
     return strategy

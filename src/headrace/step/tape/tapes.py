@@ -1,7 +1,6 @@
 """A model's passes: which of them are recorded, proven and replayed."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from ...data.batch import Batch
 from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
+from ...workers.comm import Comm, Turns
 from ..settings import is_recomputed
-from .forms import Forms
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
@@ -82,19 +81,19 @@ class Tapes:
         model: nn.Module,
         objective: Objective,
         device: torch.device,
-        memory: Memory | None,
-        forms: Forms | None,
+        comm: Comm,
         arena: Arena | None = None,
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, PassKind] = {}
-        self._memory, self._forms = {} if memory is None else memory, {} if forms is None else forms
+        self._turns, self._seconds, self._memory = comm.turns or Turns(), comm.turn_s, Memory()
         self._last: tuple[Any, PassKind] | None = None
+        self.divided = False  # whether workers take turns within a pass, so that each needs planned memory of its own
         self.watched = True
         """Whether anybody may change the model between two passes of `outputs`."""
         self._of_macrobatch: tuple[Tape | None, Any, int] = None, None, 0  # for its next batch, if that is alike
-        self._start, self._spent_s = time.perf_counter(), 0.0
+        self._start, self._spent_s = self._seconds(), 0.0
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._weights = sum(param.numel() for layer in layers for param in layer.parameters())  # asks no `weight`
         self.possible = wanted is not False
@@ -114,7 +113,7 @@ class Tapes:
         if not self.possible or (self._arena is not None and not self._arena.proven):
             return None
         known = None if self._arena is None else self._objective.known(part)
-        likeness = (first, part.rows, part.total, part._share, known, *map(_layout, part.fields.items()))
+        likeness = (first, self.divided, part.rows, part.total, part._share, known, *map(_layout, part.fields.items()))
         if self._last is None or self._last[0] != likeness:
             for name, value in part.fields.items():
                 if type(value) is not Tensor:
@@ -173,7 +172,7 @@ class Tapes:
             kind.forget()
         if kind.tape is None and not self._is_due(kind):
             return self._timed(kind, part, eager)
-        start = time.perf_counter()
+        start = self._seconds()
         before = self._snapshot()
         if kind.state is None:
             terms = self._prove(kind, part, eager)
@@ -183,18 +182,18 @@ class Tapes:
             terms = self._timed(kind, part, eager)
         if kind.tape is not None:
             self._compare(kind, part, before, terms, replay)
-        self._spent_s += time.perf_counter() - start
+        self._spent_s += self._seconds() - start
         return terms
 
     def _is_due(self, kind: PassKind) -> bool:
         """Whether a pass is to be recorded now."""
-        is_affordable = self._spent_s <= SHARE * (time.perf_counter() - self._start)
+        is_affordable = self._spent_s <= SHARE * (self._seconds() - self._start)
         return kind.seen > SEEN and (is_affordable or kind.state is not None or self.wanted is True)
 
     def _timed(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
-        start = time.perf_counter()
+        start = self._seconds()
         terms = eager(part, None, True)
-        kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
+        kind.eager_s = min(kind.eager_s, self._seconds() - start)
         return terms
 
     def _snapshot(self, others: Sequence[Tensor] = ()) -> Snapshot:
@@ -292,8 +291,9 @@ class Tapes:
         after, draws = self._snapshot(), recording.draws
         before.restore(draws)
         found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
+        memory = self._memory if self.divided else self._turns.memory
         try:
-            program = Builder(recording, found, first, self._memory, self._forms).program()
+            program = Builder(recording, found, first, memory, self._turns.forms).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
             kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
             problem = TOO_LARGE if is_auto and program.nbytes > LARGEST + beside else ""
@@ -349,9 +349,9 @@ class Tapes:
         assert tape is not None
 
         def make() -> Mapping[str, Term]:
-            start = time.perf_counter()
+            start = self._seconds()
             second = replay(tape, part)
-            kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
+            kind.replay_s = min(kind.replay_s, self._seconds() - start)
             return second
 
         def make_last() -> Mapping[str, Term]:
