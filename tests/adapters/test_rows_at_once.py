@@ -110,7 +110,7 @@ class Changing(_MapDatasetFetcher):
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         found = super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
-        return found if len(self.dataset) == ROWS else [*map(self.change, found)]
+        return found if len(self.dataset) < 10 else [*map(self.change, found)]
 
 
 OTHER_TORCH: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
