@@ -58,7 +58,7 @@ def predict(
 
     Args:
         run: the directory of a run
-        data: a file: .npy .npz .arrow .parquet .csv .ctf; targets may be missing
+        data: a file: .arrow .csv .ctf .jsonl .npy .npz .parquet and the like; targets may be missing
         out: what to write: .arrow .csv .npy .parquet
         which: best, last or a step (the best if a callback marked one, else the last)
         batch_size: rows that the model sees at once
