@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,18 @@ def test_rows_and_when_are_those_that_were_used(read: Callable[..., Any], settin
     if is_mix:
         with pytest.raises(RunError, match="mix of tables"):
             record.rows(1)
+
+
+def test_the_rows_of_an_update_that_has_ended_a_run_before_its_first_report_are_known(tmp_path: Path) -> None:
+    data = columns()
+    data["x"][POISONED_LATE] = torch.nan
+    with pytest.raises(hr.NonFiniteError) as error:
+        make("plain").fit(data, epochs=EPOCHS, progress=False, run=str(tmp_path / "run"))
+    found = re.search(r"step (\d+)", str(error.value))
+    assert found is not None
+    record = hr.Record(tmp_path / "run")
+    assert record.reports == []
+    assert POISONED_LATE in record.rows(int(found[1]))
 
 
 @pytest.mark.parametrize("order", [{}, {"kind": "blocks", "block": 100}, {"kind": "blocks", "block": 7, "mix": 9}])
@@ -565,8 +578,8 @@ def test_a_training_without_rows_has_the_bits_of_one_that_never_counted_them(kin
     ("ask", "kind", "words"),
     [
         (lambda run, at: hr.Record(at / "none"), RunError, "none"),
-        (lambda run, at: hr.Record(run).rows(0), RunError, "updates 1 to 30"),
-        (lambda run, at: hr.Record(run).rows(31), RunError, "no update 31"),
+        (lambda run, at: hr.Record(run).rows(0), RunError, "no update 0"),
+        (lambda run, at: hr.Record(run).why(31, make("noisy"), columns()), RunError, "updates 1 to 30.*no update 31"),
         (lambda run, at: hr.Record(run).when(ROWS), RunError, "no row 240"),
         (lambda run, at: hr.Record(run).fork(at / "b", 15), RunError, "no checkpoint of step 15"),
         (lambda run, at: hr.Record(run).fork(run, 14), RunError, "is there already"),

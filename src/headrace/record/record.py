@@ -99,9 +99,11 @@ class Record:
     def rows(self, step: int, train: Any = None) -> list[int]:
         """The rows that an update used, in their order. Nothing is trained.
 
-        Pass `train` if it is a mix of tables. Rows are those of the table that was trained on, which may be a split.
+        Of an update that was not made, since a NaN has ended the run, they are those that it was to use. Pass `train`
+        if it is a mix of tables. Rows are those of the table that was trained on, which may be a split.
         """
-        self._check(step)
+        if step < 1:
+            raise RunError(f"updates are counted from 1; there is no update {step!r}.")
         return self.places(train).rows_of(step)
 
     def when(self, row: int, train: Any = None) -> list[int]:
@@ -133,10 +135,6 @@ class Record:
             raise CheckpointError(f"{self.path} has no checkpoint.")
         return decode(contents)
 
-    def _check(self, step: int) -> None:
-        if not 1 <= step <= self.steps:
-            raise RunError(f"{self.path} has made the updates 1 to {self.steps}; there is no update {step!r}.")
-
     # --- what is trained again ----------------------------------------------------------------------------
 
     def at(self, step: int, trainer: Trainer, train: Any, **fit: Any) -> Trainer:
@@ -150,7 +148,8 @@ class Record:
 
     def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
         """Repeats an update and `ahead` further ones, and explains its loss: see `Why`."""
-        self._check(step)
+        if not 1 <= step <= self.steps:
+            raise RunError(f"{self.path} has made the updates 1 to {self.steps}; there is no update {step!r}.")
         return in_workers(self, step - 1, trainer, explain, self, step, trainer, train, ahead, fit)
 
     def verify(
