@@ -497,6 +497,10 @@ modules_of_a_module_exchanged: model = plain() >> model._modules = {"0": model[0
 modules_in_another_order:
     model = nn.Sequential(collections.OrderedDict(a=nn.Linear(6, 6), b=nn.Tanh(), c=nn.Linear(6, 3)))
     >> for name in "ac": model._modules[name] = model._modules.pop(name)
+hook_of_a_node_held_from_the_beginning, batches:
+    model = plain()
+    node = model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]
+    >> node.register_prehook(lambda gradients: (gradients[0] * 2,))
 product_whose_gradient_differs_while_it_is_recorded:
     def call(self, x):
         hidden = self.enter(x)
@@ -567,7 +571,9 @@ full_backward_pre_hook: model[2].register_full_backward_pre_hook(lambda module, 
 hook_of_a_parameter: model[0].weight.register_hook(lambda gradient: gradient * 2)
 hook_after_a_gradient_is_added: model[0].weight.register_post_accumulate_grad_hook(doubles)
 hook_of_several_gradients: torch.autograd.graph.register_multi_grad_hook([*model.parameters()], decay)
-hook_of_a_node: kept(model).register_prehook(lambda gradients: (gradients[0] * 2,))
+hook_of_a_node: kept(model).register_prehook(twice)
+hook_of_a_node_held_elsewhere: nodes.append(node_of(model)) or nodes[0].register_prehook(twice)
+hook_of_a_node_that_nobody_holds, quiet: node_of(model).register_prehook(twice)
 hook_of_the_state, quiet: model.register_state_dict_pre_hook(lambda *given: None)
 forward_hook_of_all: modules.register_module_forward_hook(lambda m, args, out: out * 2 if m is model[0] else None)
 forward_pre_hook_of_all: modules.register_module_forward_pre_hook(lambda m, a: (a[0] * 2,) if m is model[0] else None)
@@ -578,9 +584,14 @@ full_backward_pre_hook_of_all:
 """
 _HOOKED = """
 model = plain()
-def kept(model):  # a node that adds up a gradient, as distributed training has
-    model.node = model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]
+nodes = []
+def node_of(model):  # which adds up a gradient; distributed training has such nodes
+    return model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]
+def kept(model):
+    model.node = node_of(model)
     return model.node
+def twice(gradients):
+    return (gradients[0] * 2,)
 def doubles(param):
     param.grad.mul_(2)
 decay = lambda gradients: [param.data.mul_(0.99) for param in model.parameters()]

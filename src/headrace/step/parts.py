@@ -19,8 +19,8 @@ from ..workers.comm import largest
 from ..workers.synchronous import Reach, refuse_sparse
 from ..workers.tree import Node, WorkerTree, is_part, tree_sum
 from .passes import Pass, Weights
+from .settings import is_compiled
 from .shared_terms import SharedTerms
-from .tape.tapes import is_compiled
 
 if TYPE_CHECKING:
     from .update import Update

@@ -185,6 +185,11 @@ def change_in_place(model: nn.Module, compiled: bool | Patterns, recomputed: Pat
         _compile(part)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` has been applied to a module."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
 def is_recomputed(module: nn.Module) -> bool:
     """Whether a module computes what is between its layers again in the backward pass."""
     forward = vars(module).get("forward")

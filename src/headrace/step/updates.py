@@ -187,6 +187,7 @@ class Updates:
             self.strategy.release()
         with ExitStack() as stack:  # each of them, even if one fails
             for update in each:
+                update.tapes.release()
                 stack.callback(update.arena.release)
 
     def parameters(self) -> list[nn.Parameter]:

@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import gc
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
 
 from ...loss.base import Loss
@@ -32,6 +35,10 @@ _ALWAYS = ("__call__", "__getattr__", "__getattribute__", "forward", "training")
 """Attributes of modules that every pass reads."""
 
 
+_OURS_ALONE = {*map(sys.getrefcount, [object()])}
+"""How often an object in a list is referred to if nobody else has it."""
+
+
 class UnclearError(Exception):
     """Something that is not on the short list of what a recorded pass may read."""
 
@@ -46,10 +53,11 @@ class PassState:
     """What Python reads in the passes of a model and its objective, with its present values.
 
     It begins with what every pass depends on: which modules, parameters and buffers there are, and the settings of
-    torch. A `Proof` adds what the code of a pass reads. `tensors` are those besides parameters and buffers.
+    torch. A `Proof` adds what the code of a pass reads. `tensors` are those besides parameters and buffers. `trained`:
+    whether there is a backward pass.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, trained: bool) -> None:
         self.tensors: list[Tensor] = []
         self._space: dict[str, Any] = {}
         self._called: dict[int, str] = {}
@@ -68,6 +76,8 @@ class PassState:
         self.kinds = list(dict.fromkeys(kind for each in self.holders for kind in _kinds_of(type(each))))
         """The classes of modules and terms, the classes of these classes, and others that a pass may ask for."""
         self._settings = settings()
+        params = {param for root in self.modules for param in root._parameters.values() if param is not None}
+        self._nodes = [get_gradient_edge(param).node for param in params if trained and param.requires_grad]
         self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
         self._keep_model()
         self.problem = ""
@@ -78,8 +88,9 @@ class PassState:
             self.problem = f"a module or a term holds something that may change unnoticed: {kind}"
 
     def is_plain(self) -> bool:
-        """Whether no hook and no mode of torch changes what operations do."""
-        return not any(self._hooks) and not _has_any_global_hook() and plain_torch()
+        """Whether no hook and no mode of torch changes what operations do, and nobody else has a node of a gradient."""
+        is_heard = any(self._hooks) or _has_any_global_hook() or gc.get_referents(*self._nodes)
+        return not is_heard and {*map(sys.getrefcount, self._nodes)} <= _OURS_ALONE and plain_torch()
 
     def holds(self) -> bool:
         """Whether it is as it was."""

@@ -15,7 +15,7 @@ from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...workers.comm import Comm, Turns
-from ..settings import is_recomputed
+from ..settings import is_compiled, is_recomputed
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
@@ -160,6 +160,11 @@ class Tapes:
             if kind.tape is not None:
                 kind.due = max(1, kind.due)
 
+    def release(self) -> None:
+        """Lets go of what was recorded, and of the nodes that add up gradients."""
+        for kind in self._kinds.values():
+            kind.forget()
+
     def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
         if kind.state is not None and not kind.state.holds():  # as it is before an update brings parameters home
@@ -203,7 +208,7 @@ class Tapes:
 
     def _prove(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
         """The first pass of a kind, by torch: whether those like it may be recorded."""
-        state = PassState(self._model, self._objective)
+        state = PassState(self._model, self._objective, trained=self._arena is not None)
         proof, gradients = Proof(state), self._gradients()
         if problem := self._obstacle(state):
             self._refuse(problem, kind)
@@ -387,11 +392,6 @@ class Tapes:
         self.note = f"passes are left to torch: {why}"
         if self.wanted is True:
             raise ModelError(f"tape=True, and a pass cannot be recorded: {why}. Use tape='auto'.")
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` has been applied to a module."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _layout(stream: tuple[str, Any]) -> tuple[Any, ...]:
