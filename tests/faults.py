@@ -301,9 +301,10 @@ TAPE = [
         "workers/test_worker_settings.py",
     ),
     _fault(
-        "code that runs in the backward pass is no obstacle",
-        '                    self._ran.append(f"{where(code)} runs in the backward pass")\n',
-        "                    pass\n",
+        "hooks of the nodes that add up gradients are not seen",
+        "hooks_of_nodes = any(gc.get_referents(*self._nodes))",
+        "hooks_of_nodes = False",
+        f"{CHEATS}[hook_of_a_node_held_from_the_beginning]",
         f"{CHEATS}[hook_of_a_node_until_late]",
     ),
 ]

@@ -41,7 +41,8 @@ def test_the_optimizer_steps_one_long_parameter_and_parameters_own_their_memory_
     module, optimizer = pair()
     trainer = made(module, optimizer)
     trainer.step((X, Y))
-    assert len(optimizer.param_groups[0]["params"]) == 1
+    assert len(optimizer.state) == 1
+    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], module.parameters(), strict=True))
     assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == 1
     assert all(p.data_ptr() % 64 == 0 for p in module.parameters()), "each starts on a cache line"
     trainer.release()
@@ -51,6 +52,8 @@ def test_the_optimizer_steps_one_long_parameter_and_parameters_own_their_memory_
 
 @pytest.mark.parametrize("says_so", [True, False])
 def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element(says_so: bool) -> None:
+    stepped = list[int]()
+
     class Signs(torch.optim.Optimizer):
         elementwise = says_so
 
@@ -60,6 +63,7 @@ def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element(says_so:
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
+                stepped.append(len(group["params"]))
                 for param in group["params"]:
                     param.sub_(param.grad.sign(), alpha=group["lr"])
 
@@ -67,8 +71,9 @@ def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element(says_so:
     trainer, by_hand = made(module, Signs(module.parameters())), Signs(plain.parameters())
     for _ in range(5):
         trainer.step((X, Y))
+        assert stepped == [1 if says_so else 4]
         update(plain, by_hand)
-    assert len(trainer.optimizer.param_groups[0]["params"]) == (1 if says_so else 4)
+        stepped.clear()
     assert same(module, plain)
 
 
@@ -82,7 +87,7 @@ def test_large_parameters_of_a_large_model_stay_as_they_are_and_are_trained_like
     for _ in range(3):
         update(raw, by_hand)
         trainer.step((X, Y))
-    members = [id(param) for param in optimizer.param_groups[0]["params"]]
+    members = [*map(id, optimizer.state)]
     assert [name for name, param in ours.named_parameters() if id(param) in members] == ["1.weight"]
     trainer.release()
     assert same(raw, ours)
@@ -139,6 +144,7 @@ def test_strays_are_brought_home_with_their_new_values(how: str) -> None:
         (lambda m: m.half(), "float32.*float16"),
         (lambda m: setattr(m[0], "weight", nn.Parameter(torch.zeros(4, 6))), r"'0\.weight'.*\[5, 6\].*\[4, 6\]"),
         (lambda m: delattr(m[0], "bias"), r"'0\.bias'.*replaced"),
+        (lambda m: setattr(m[2], "weight", m[0].weight), r"'2\.weight' was tied"),
     ],
 )
 def test_what_cannot_be_brought_home_is_named_and_can_be_released(meddle: Callable[[Any], Any], message: str) -> None:
@@ -208,6 +214,21 @@ def test_a_group_added_meanwhile_is_trained_as_in_the_raw_loop() -> None:
     trainer.release()
     assert same(raw, ours)
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+
+
+def test_an_optimizer_that_loses_a_parameter_meanwhile_is_an_error() -> None:
+    module, optimizer = pair()
+    trainer = made(module, optimizer)
+    trainer.step((X, Y))
+    optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(hr.ModelError, match=r"in a group of Adam were exchanged .* trainer\.release"):
+        trainer.step((X, Y))
+    trainer.release()
+    before = state(module)
+    trainer.step((X, Y))
+    trainer.release()
+    moved = [name for name, value in module.state_dict().items() if not torch.equal(value, before[name])]
+    assert moved == ["0.weight", "0.bias", "2.weight"]
 
 
 def test_a_gradient_that_is_dropped_on_the_way_moves_nothing() -> None:

@@ -72,7 +72,6 @@ memory_exchanged: model = plain() >> model[0].weight.data = model[0].weight.data
 memory_written: model = plain() >> model[0].weight.data.mul_(0.5)
 frozen: model = plain() >> model[0].requires_grad_(False)
 parameter_replaced: model = plain() >> model[0].bias = nn.Parameter(torch.ones(8))
-weights_shared: model = plain(nn.BatchNorm1d(8), nn.LayerNorm(8)) >> model[2].weight = model[1].weight
 mode_switched: model = plain(nn.BatchNorm1d(8), nn.Dropout(0.3)) >> model.eval()
 buffer_replaced: model = plain(nn.BatchNorm1d(8)) >> model[1].running_mean = torch.ones(8)
 momentum_changed: model = plain(nn.BatchNorm1d(8)) >> model[1].momentum = 0.5
@@ -608,6 +607,25 @@ optimizer_doubled_gradients_late:
         for param in optimizer.param_groups[0]["params"]:
             param.grad.mul_(2)
     >> optimizer.register_step_pre_hook(double_gradients)
+optimizer_normalised_gradients_late:
+    def normalise(optimizer, *given):
+        for param in optimizer.param_groups[0]["params"]:
+            param.grad.div_(param.grad.norm())
+    >> optimizer.register_step_pre_hook(normalise)
+optimizer_exchanged_gradients_late:
+    def exchange(optimizer, *given):
+        first, *others = optimizer.param_groups[0]["params"]
+        first.grad, others[0].grad = None, others[0].grad * 2
+    >> optimizer.register_step_pre_hook(exchange)
+optimizer_normalised_weights_late:
+    def normalise(optimizer, *given):
+        for param in optimizer.param_groups[0]["params"]:
+            param.data.div_(param.data.norm())
+    >> optimizer.register_step_post_hook(normalise)
+optimizer_group_added_late:
+    model = plain()
+    make = lambda params: SGD(model[2].parameters(), 0.05, 0.9)
+    >> optimizer.add_param_group({"params": [*model[0].parameters()], "lr": 0.02})
 optimizer_momentum_late: >> optimizer.param_groups[0]["momentum"] = 0.5
 optimizer_weight_decay_late: >> optimizer.param_groups[0]["weight_decay"] = 0.1
 optimizer_nesterov_late: >> optimizer.param_groups[0]["nesterov"] = True

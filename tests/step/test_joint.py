@@ -83,11 +83,11 @@ def test_matrices_are_views_of_a_vector_and_adamw_steps_one_parameter() -> None:
     ours = trainer()
     ours.step((X[:BATCH], Y[:BATCH]))
     muon, adamw = ours.optimizer.members  # type: ignore[attr-defined]
-    assert [param.shape for param in muon.param_groups[0]["params"]] == [(31, 20), (17, 31), (5, 17)]
-    assert len({param.untyped_storage().data_ptr() for param in muon.param_groups[0]["params"]}) == 1
-    assert len(adamw.param_groups[0]["params"]) == 1
+    assert [param.shape for param in muon.state] == [(31, 20), (17, 31), (5, 17)]
+    assert len({param.untyped_storage().data_ptr() for param in muon.state}) == 1
+    assert len(adamw.state) == 1
     ours.release()
-    assert len(adamw.param_groups[0]["params"]) == 5
+    assert len(adamw.state) == 5
 
 
 def test_one_norm_of_all_gradients_is_clipped() -> None:

@@ -346,6 +346,7 @@ MODELS: list[tuple[Callable[[], nn.Module], dict[str, Any], type[hr.HeadraceErro
     (lambda: Named(lambda out: out.detach()), NAMED, hr.ModelError, ["cross_entropy", "detach"]),
     (lambda: network().requires_grad_(False), {}, hr.ModelError, ["cross_entropy", "requires_grad"]),
     (lambda: network().to("meta"), {}, hr.ModelError, ["'meta'", "to_empty"]),
+    (lambda: nn.Sequential(nn.LazyLinear(3)), {}, hr.ModelError, ["LazyLinear", "model(x)"]),
 ]
 
 

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from itertools import groupby
+from operator import is_
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from ..errors import ModelError
-from .joint import owners_of
+from .joint import kind_of, owners_of
 from .optimizer import SHAPED, OptimizerHooks, by_name, is_elementwise
 from .sharding import local
 from .vectors import (
@@ -83,11 +85,13 @@ class Arena:
             for params in homes.values():
                 self.vectors.append(make_vector(number, params, self.names, places, steppers[number], shaped))
         self._layout = [list(vector.slots) for vector in self.vectors]
+        self._handles: list[list[nn.Parameter]] = []  # what the optimizer gets in place of each group's parameters
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._filled = False
-        self._hand_over()
-        self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release)
+        self._lent: list[list[nn.Parameter]] = []  # the parameters of each group, while the optimizer has vectors
+        self._list_segments()
+        self.hooks = OptimizerHooks(optimizer, self, release or self.release)
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
@@ -107,8 +111,6 @@ class Arena:
 
         `filled`: a tape has seen that every parameter is at home, and is going to write every gradient.
         """
-        if len(self.optimizer.param_groups) != len(self._original):
-            self._adopt_new_groups()
         self._filled = filled
         if filled:
             return
@@ -124,7 +126,7 @@ class Arena:
                     param.grad = gradient if self.proven else None
                 for owned, key in slot.owners:
                     if owned.get(key) is not param:
-                        take_back(owned, key, slot)
+                        take_back(slot, self.names)
         for param in self.loose:
             param.grad = None
 
@@ -239,8 +241,7 @@ class Arena:
             for slot in vector.slots:
                 if slot.param.data_ptr() == slot.address:
                     slot.param.data = slot.value.clone()
-        for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
-            group["params"] = params
+        self._handles = []
         self.hooks.restore_methods()
 
     def _copy_strays(self, reached: list[bool]) -> list[bool]:
@@ -267,7 +268,7 @@ class Arena:
         for vector in self.vectors:
             split(vector, missing)
         if segments != sum(len(vector.segments) for vector in self.vectors):
-            self._hand_over()
+            self._list_segments()
         for slot in self._slots:
             slot.param.grad = None if slot in missing else slot.gradient
         for segment in self._segments:
@@ -275,10 +276,52 @@ class Arena:
         self.proven = True
         return _present([*(segment.handle for segment in self._segments), *self.loose])
 
+    def look_again(self) -> None:
+        """After hooks of the optimizer, which may have exchanged gradients, or taken them away."""
+        self._settle(self._copy_strays([True] * len(self._slots)), plain=True)
+
+    def hand_over(self) -> None:
+        """Gives the optimizer the vectors in place of the parameters, for a step."""
+        groups = self.optimizer.param_groups
+        self._lent = self._lent or [group["params"] for group in groups]
+        for group, handles in zip(groups, self._handles, strict=False):
+            group["params"] = handles
+
+    def hand_back(self) -> None:
+        """Gives the optimizer its parameters back after a step."""
+        for group, params in zip(self.optimizer.param_groups, self._lent, strict=False):
+            group["params"] = params
+        self._lent = []
+
+    @contextmanager
+    def handed(self) -> Iterator[None]:
+        """While this lasts, the optimizer has the vectors."""
+        self.hand_over()
+        try:
+            yield
+        finally:
+            self.hand_back()
+
+    def look_at_groups(self) -> None:
+        """Raises if an optimizer has other parameters than when it was homed, but for groups that were added."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._original):
+            self._adopt_new_groups()
+        for group, original in zip(groups, self._original, strict=False):
+            params = group["params"]
+            if len(params) != len(original) or not all(map(is_, params, original)):
+                raise ModelError(
+                    f"the parameters in a group of {kind_of(self.optimizer)} were exchanged during a training. Call "
+                    "trainer.release() before. To freeze parameters, use requires_grad_(False); to train others, use "
+                    "add_param_group."
+                )
+
     def _adopt_new_groups(self) -> None:
         """Registers groups that were added to the optimizer meanwhile. Their parameters stay outside of vectors."""
         for number, group in enumerate(self.optimizer.param_groups[len(self._original) :], len(self._original)):
             self._original.append(list(group["params"]))
+            self._handles.append(self._original[number])
+            self.proven = False  # recordings know nothing of them
             self.loose += group["params"]
             self.names |= {p: f"optimizer[{number}][{k}]" for k, p in enumerate(group["params"])}
 
@@ -291,13 +334,14 @@ class Arena:
             if param in states:
                 yield param, states[param]
 
-    def _hand_over(self) -> None:
-        """Gives the optimizer the segments, and keeps at hand what every update needs."""
+    def _list_segments(self) -> None:
+        """Lists what every update needs."""
         loose = set(self.loose)
-        for number, (group, original) in enumerate(zip(self.optimizer.param_groups, self._original, strict=True)):
+        self._handles = []
+        for number, original in enumerate(self._original):
             vectors = [vector for vector in self.vectors if vector.group == number]
             handles = [segment.handle for vector in vectors for segment in vector.segments]
-            group["params"] = handles + [p for p in original if p in loose]
+            self._handles.append(handles + [p for p in original if p in loose])
         self._slots = [slot for vector in self.vectors for slot in vector.slots]
         self._segments = [segment for vector in self.vectors for segment in vector.segments]
         self._pieces = None

@@ -3,9 +3,9 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from . import flat
 from .joint import Joint, kind_of, owners_of, parts_of
 from .momentum import MomentumSGD
 from .sharding import fitted, is_sharded
+
+if TYPE_CHECKING:
+    from .arena import Arena
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
@@ -40,22 +43,16 @@ Named = Mapping[nn.Parameter, str]
 class OptimizerHooks:
     """The optimizer's `step` and `zero_grad`, which act on the vectors until `restore_methods`.
 
-    `begin` and `collect` are what an update needs before and after its backward pass. Saving or loading the
-    optimizer's state calls `release` first, so that it speaks of parameters.
+    The optimizer has the vectors within a step only, and its parameters at all other times: also while its hooks are
+    called. Saving or loading its state calls `release` first, so that it speaks of parameters.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        begin: Callable[[], Any],
-        collect: Callable[[], Any],
-        release: Callable[[], None],
-    ) -> None:
-        self._optimizer, self._begin, self._collect = optimizer, begin, collect
+    def __init__(self, optimizer: Optimizer, arena: "Arena", release: Callable[[], None]) -> None:
+        self._optimizer, self._arena, self._is_restored = optimizer, arena, False
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
-        self._prepare = _preparing(optimizer)
+        self._prepare = _preparing(optimizer, arena)
         members = optimizer.members if isinstance(optimizer, Joint) else []
-        self._members = [(member, vars(member).get("step"), _preparing(member)) for member in members]
+        self._members = [(member, vars(member).get("step"), _preparing(member, arena)) for member in members]
         self._patched = self._make_step()
         self._ours = False
         self._handles = []
@@ -74,8 +71,15 @@ class OptimizerHooks:
 
         `None` if an update calls code of the user's: a hook, a replaced method, or an optimizer that is not torch's.
         """
-        if vars(self._optimizer)["step"] is not self._patched or profiler_enabled():
+        if vars(self._optimizer).get("step") is not self._patched or profiler_enabled():
             return None
+        self._arena.hand_over()
+        try:
+            return self._prepared()
+        finally:
+            self._arena.hand_back()
+
+    def _prepared(self) -> Callable[[], Any] | None:
         own = self._prepare(self._by_torch)
         if own is None or not self._members:
             return own
@@ -85,7 +89,8 @@ class OptimizerHooks:
         return None if None in steps else lambda: [step() for step in steps if step is not None]
 
     def _by_torch(self) -> None:
-        with self.ours():
+        is_replaced = vars(self._optimizer).get("step") is not self._patched
+        with self.ours(), self._shown() if is_replaced else nullcontext():
             self._optimizer.step()
 
     @contextmanager
@@ -101,6 +106,7 @@ class OptimizerHooks:
         """Gives the optimizer its own methods back."""
         for handle in self._handles:
             handle.remove()
+        self._is_restored = True
         attributes = vars(self._optimizer)
         del attributes["zero_grad"]
         if attributes["step"] is not self._patched:
@@ -115,19 +121,59 @@ class OptimizerHooks:
 
         def step(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
             if not self._ours:
-                self._collect()
-            if self._outer is not None:
-                return self._outer(*arguments, **keywords)
-            return type(optimizer).step(optimizer, *arguments, **keywords)
+                self._arena.collect()
+            call = self._outer or MethodType(type(optimizer).step, optimizer)
+            with self._shown() if self._calls_others() else self._arena.handed():
+                return call(*arguments, **keywords)
 
         vars(step).update(vars(self._outer) if self._outer is not None else {})
         return MethodType(step, self._optimizer)
 
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """For a step whose hooks see the parameters: the optimizer has vectors between the last and the first one."""
+
+        def before(*_: object) -> None:
+            if not self._is_restored:
+                self._arena.look_again()
+                self._arena.hand_over()
+
+        handles: list[Any] = []
+        for part in parts_of(self._optimizer):
+            handles.append(part.register_step_pre_hook(before))
+            handles.append(part.register_step_post_hook(lambda *_: self._arena.hand_back()))
+            hooks: Any = part._optimizer_step_post_hooks
+            hooks.move_to_end(handles[-1].id, last=False)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._arena.hand_back()
+
+    def _calls_others(self) -> bool:
+        """Whether a step calls code of the user's: a hook, or a method that the object has itself."""
+        outers = [self._outer, *(vars(member).get("step") for member, _, _ in self._members)]
+        own = any(outer is not None and not hasattr(outer, "_wrapped_by_lr_sched") for outer in outers)
+        hooks = [hook for part in parts_of(self._optimizer) for each in _listeners(part) for hook in each.values()]
+        return own or any(not getattr(hook, "__module__", "").startswith("headrace.") for hook in hooks)
+
     def _zero_by_hand(self, set_to_none: bool = True) -> None:
-        self._begin()
+        self._arena.look_at_groups()
+        self._arena.begin()
 
 
-def _preparing(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Callable[[], Any] | None]:
+def _listeners(optimizer: Optimizer) -> tuple[Mapping[int, Any], ...]:
+    """The hooks of an optimizer's step."""
+    return (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+
+
+def _preparing(optimizer: Optimizer, arena: "Arena") -> Callable[[Callable[[], Any]], Callable[[], Any] | None]:
     """Finds how the `step` of an optimizer, as it is now, is made without torch's wrappers, where that is known.
 
     What it returns takes the step as torch makes it, and returns `None` if that calls code of the user's.
@@ -137,17 +183,15 @@ def _preparing(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Callable[[
     known = (outer is None or scheduled) and _is_of_torch(method)
     bare = known and is_elementwise(type(optimizer)) and not optimizer.defaults.get("differentiable")
     bare = bare and not _has_shards(optimizer)
-    plain = inspect.unwrap(method)
-    listeners = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    )
+    plain, listeners = inspect.unwrap(method), _listeners(optimizer)
 
     def plainly() -> None:
-        with torch.no_grad():
-            plain(optimizer)
+        arena.hand_over()
+        try:
+            with torch.no_grad():
+                plain(optimizer)
+        finally:
+            arena.hand_back()
 
     def prepared(by_torch: Callable[[], Any]) -> Callable[[], Any] | None:
         if not known or any(listeners) or type(optimizer).step is not method:

@@ -4,7 +4,7 @@ Neighbouring parameters that behave alike form a segment, which is one parameter
 from the parameters' states and split again exactly, because every tensor in it lies in memory as the parameters do.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
@@ -193,12 +193,21 @@ def bring_home(slot: Slot, vector: Vector) -> None:
             segment.gradient = slot.gradient
 
 
-def take_back(owned: dict[str, Any], key: str, slot: Slot) -> None:
-    """Puts a parameter back that was replaced in its module, with the values of the object that replaced it."""
-    other: Any = owned.get(key)
-    _adopt(slot, other, "was replaced by")
-    slot.param.requires_grad_(other.requires_grad)
-    owned[key] = slot.param
+def take_back(slot: Slot, known: Container[nn.Parameter]) -> None:
+    """Puts a parameter back that was replaced in its modules, with the values of the object that replaced it.
+
+    Raises if that is itself one that is `known`, or if not all modules that share the parameter have lost it.
+    """
+    others: list[Any] = [owned.get(key) for owned, key in slot.owners]
+    if any(other in known for other in others):
+        raise ModelError(
+            f"parameter {slot.name!r} was tied to another one, or untied, during a training. Call trainer.release() "
+            "before."
+        )
+    _adopt(slot, others[-1], "was replaced by")
+    slot.param.requires_grad_(others[-1].requires_grad)
+    for owned, key in slot.owners:
+        owned[key] = slot.param
 
 
 def _adopt(slot: Slot, other: Any, verb: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..adapters.iterables import LoaderSource
 from ..data.arrays import ArrayTable
@@ -110,6 +111,11 @@ def _device(device: str | torch.device, model: nn.Module, shards: bool) -> torch
         raise ModelError(
             "the model is on the 'meta' device and has no values. Materialise it first: model.to_empty(...); or shard "
             "it: strategy=hr.Sharded(init=...)."
+        )
+    if any(map(is_lazy, model.parameters())):
+        raise ModelError(
+            "the model has parameters without a shape, as LazyLinear has. Call it with a batch, model(x), before its "
+            "optimizer is made."
         )
     if len(devices) > 1:
         raise ModelError(

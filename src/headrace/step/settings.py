@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from ..arena.arena import Arena
@@ -143,10 +142,11 @@ class Precision:
         """What a backward pass starts from."""
         return seed if self._scaler is None else self._scaler.scale(seed)
 
-    def unscale(self, optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
+    def unscale(self, arena: Arena, gradients: Sequence[Tensor]) -> None:
         """Takes the scale out of the optimizer's gradients again, if there are any; `step` has to follow."""
         if self._scaler is not None and gradients:
-            self._scaler.unscale_(optimizer)
+            with arena.handed():
+                self._scaler.unscale_(arena.optimizer)
 
     def step(self, arena: Arena, gradients: Sequence[Tensor]) -> None:
         """The update; a scaled one is left out, and the scale lowered, when its gradients overflowed."""

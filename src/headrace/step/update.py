@@ -96,6 +96,7 @@ class Update:
     def prepare(self, batch: Batch) -> Made:
         """How batches like this one are updated with."""
         self.batch = batch
+        self.arena.look_at_groups()
         return Made(self, batch, self._only_pass or self.of(batch))
 
     # --- how gradients are found ----------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class Update:
         """Clips gradients as the settings say, and measures their norm if somebody wants it."""
         settings = self.steps.settings
         if self.scales:
-            self._precision.unscale(self.arena.optimizer, gradients)
+            self._precision.unscale(self.arena, gradients)
         if settings.clip_norm is not None or settings.clip_value is not None or self.steps.measures_norm:
             most = math.inf if settings.clip_norm is None and self.steps.measures_norm else settings.clip_norm
             self.norm = clip(gradients, self.arena.norm, most, settings.clip_value)

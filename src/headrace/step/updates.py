@@ -328,8 +328,8 @@ class Updates:
                 f"{steps}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, and "
                 "nothing can undo that. Go on from the last checkpoint, with a lower rate, or clip the gradients."
             )
-        params = [local(param.detach()) for group in groups_of(self.optimizers.values()) for param in group["params"]]
-        params = [torch.view_as_real(param) if param.is_complex() else param for param in params]
+        stored = self.replica().values if self.homed else [local(param.detach()) for param in self.parameters()]
+        params = [torch.view_as_real(param) if param.is_complex() else param for param in stored]
         number = float(total([param for param in params if param.is_floating_point()]))
         if not math.isfinite(self.strategy.everywhere(number)):
             self._refuse_weights(steps)

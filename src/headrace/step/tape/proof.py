@@ -107,8 +107,6 @@ class Proof:
                 if _takes_turns(frame):
                     return
                 self._users[place] = code, space
-                if _is_backward(frame):
-                    self._ran.append(f"{where(code)} runs in the backward pass")
                 if allowed.is_torch(name):
                     self._ran.append(f"code of {name} is run")
                 return
@@ -214,15 +212,6 @@ class Proof:
                 names = vars(names[name])
         for name, line in reads.attributes.items():
             self._try(code, line, f".{name}", lambda n=name: self._state.attribute_of_torch(n))
-
-
-def _is_backward(frame: types.FrameType | None) -> bool:
-    """Whether torch's backward pass calls a function, as a hook or as the backward of an autograd function."""
-    while frame is not None and not frame.f_globals.get("__name__", "").startswith("headrace."):
-        if frame.f_code.co_name == "_engine_run_backward":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _takes_turns(frame: types.FrameType | None) -> bool:

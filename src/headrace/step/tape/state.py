@@ -3,7 +3,6 @@
 import collections
 import functools
 import gc
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -33,10 +32,6 @@ _TABLES = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ALWAYS = ("__call__", "__getattr__", "__getattribute__", "forward", "training")
 """Attributes of modules that every pass reads."""
-
-
-_OURS_ALONE = {*map(sys.getrefcount, [object()])}
-"""How often an object in a list is referred to if nobody else has it."""
 
 
 class UnclearError(Exception):
@@ -78,6 +73,7 @@ class PassState:
         self._settings = settings()
         params = {param for root in self.modules for param in root._parameters.values() if param is not None}
         self._nodes = [get_gradient_edge(param).node for param in params if trained and param.requires_grad]
+        """The nodes that add up gradients. They last as long as somebody has them, and so do their hooks."""
         self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
         self._keep_model()
         self.problem = ""
@@ -88,9 +84,9 @@ class PassState:
             self.problem = f"a module or a term holds something that may change unnoticed: {kind}"
 
     def is_plain(self) -> bool:
-        """Whether no hook and no mode of torch changes what operations do, and nobody else has a node of a gradient."""
-        is_heard = any(self._hooks) or _has_any_global_hook() or gc.get_referents(*self._nodes)
-        return not is_heard and {*map(sys.getrefcount, self._nodes)} <= _OURS_ALONE and plain_torch()
+        """Whether no hook and no mode of torch changes what operations do."""
+        hooks_of_nodes = any(gc.get_referents(*self._nodes))  # which nothing else tells
+        return not (any(self._hooks) or hooks_of_nodes or _has_any_global_hook()) and plain_torch()
 
     def holds(self) -> bool:
         """Whether it is as it was."""

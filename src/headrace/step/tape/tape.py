@@ -34,7 +34,8 @@ class Tape:
         self.shows = isinstance(terms, Terms)
         """Whether it gives what the model returns."""
         outputs = outputs_of(terms)
-        self._leaves, self._form = tree_flatten(outputs)
+        leaves, self._form = tree_flatten(outputs)
+        self._leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # itself it has a graph
         self._single = isinstance(outputs, Tensor)
         self._kept: tuple[Any, ...] = ()  # of the last forward pass
 
@@ -85,7 +86,7 @@ class Tape:
         if self._single:
             return values[-1]
         left = iter(values[len(self._terms) + self.weighed :])
-        return tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], self._form)
+        return tree_unflatten([next(left) if leaf is Tensor else leaf for leaf in self._leaves], self._form)
 
 
 def outputs_of(terms: Mapping[str, Term]) -> Any:

@@ -161,20 +161,20 @@ class Tapes:
                 kind.due = max(1, kind.due)
 
     def release(self) -> None:
-        """Lets go of what was recorded, and of the nodes that add up gradients."""
+        """Lets go of all recordings, and of the nodes that add up gradients."""
         for kind in self._kinds.values():
             kind.forget()
 
     def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
         if kind.state is not None and not kind.state.holds():  # as it is before an update brings parameters home
-            kind.forget()
+            self.release()
         return None if kind.due else kind.tape
 
     def learn(self, kind: PassKind, part: Batch, first: bool, eager: Eager, replay: Replay) -> Mapping[str, Term]:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
         if kind.state is not None and not kind.state.holds():
-            kind.forget()
+            self.release()
         if kind.tape is None and not self._is_due(kind):
             return self._timed(kind, part, eager)
         start = self._seconds()
