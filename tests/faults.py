@@ -234,7 +234,7 @@ UPDATES = [
     ),
     _fault(
         "gradients are clipped before they are unscaled",
-        "            self._precision.unscale(self.arena.optimizer, gradients)\n",
+        "            self._precision.unscale(self.arena, gradients)\n",
         "            pass\n",
         "step/test_precision.py",
     ),
