@@ -566,6 +566,27 @@ def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(
 TAKEN_OVER = "taken over by another trainer"
 
 
+def test_a_trainer_that_wakes_up_before_its_zip_leaves_no_checkpoint_that_lacks_its_large_file(
+    store: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "EXPIRY_S", 0.0)  # it has slept for longer than its claim holds
+    there = remote.Remote(url(tmp_path))
+    taken: list[str] = []
+
+    def rule(method: str, key: str) -> str:
+        if method == "PUT" and key.endswith(".zip") and f"step-{EVERY:012d}" in key and not taken:
+            taken.append(f"checkpoints/{key.split('/')[-2]}")
+            there.create("claim/000009.json", b"{}")
+            there.remove([f"{taken[0]}/{LARGE}"])  # as what has no zip yet
+        return ""
+
+    store.rule = rule
+    with pytest.raises(hr.RunError, match=TAKEN_OVER):
+        train(url(tmp_path))
+    assert taken
+    assert not there.objects(taken[0])
+
+
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
 @pytest.mark.parametrize("clock", ["time", "clock_gettime"])
 def test_a_claim_is_asked_for_unless_it_was_renewed_lately_by_every_clock(

@@ -176,6 +176,13 @@ class Mirror:
             self._claim.check()
 
         self._places[name] = upload(self._remote, self.folder / CHECKPOINTS / name, before_commit)
+        try:
+            self._claim.check()
+        except RunError:  # while this trainer was asleep, another one may have removed what had no zip yet
+            there = self._remote.objects(f"{CHECKPOINTS}/{name}")
+            if not {_at(name, each) for each in self._places[name]} <= there.keys():
+                self._remote.remove(_at(name, each) for each in self._places[name])
+            raise
 
     def _remove(self, places: list[str]) -> None:
         """Removes checkpoints from the store: first what makes them valid, then the rest."""
