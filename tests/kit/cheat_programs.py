@@ -622,6 +622,16 @@ optimizer_normalised_weights_late:
         for param in optimizer.param_groups[0]["params"]:
             param.data.div_(param.data.norm())
     >> optimizer.register_step_post_hook(normalise)
+optimizer_state_asked_for_before_a_step_late, quiet:
+    asks = lambda optimizer, *given: [optimizer.state_dict()] and None
+    >> optimizer.register_step_pre_hook(asks)
+optimizer_state_asked_for_after_a_step_late, quiet:
+    asks = lambda optimizer, *given: [optimizer.state_dict()] and None
+    >> optimizer.register_step_post_hook(asks)
+optimizer_of_shapes_asked_for_its_state_late, quiet:
+    make = lambda params: torch.optim.Adafactor(params, 0.01)
+    asks = lambda optimizer, *given: [optimizer.state_dict()] and None
+    >> optimizer.register_step_pre_hook(asks)
 optimizer_group_added_late:
     model = plain()
     make = lambda params: SGD(model[2].parameters(), 0.05, 0.9)

@@ -227,6 +227,7 @@ class Arena:
         keeps what it has become.
         """
         self._adopt_new_groups()
+        kept = {p: p.grad.clone() for p in self.params if self.hooks.is_shown and p.grad is not None}
         self.discard()
         for vector in self.vectors:
             vector.gradients = vector.room = torch.empty(0)
@@ -241,6 +242,8 @@ class Arena:
             for slot in vector.slots:
                 if slot.param.data_ptr() == slot.address:
                     slot.param.data = slot.value.clone()
+        for param, gradient in kept.items():  # a hook of the step has asked for it, and the step goes on
+            param.grad = gradient
         self._handles = []
         self.hooks.restore_methods()
 

@@ -55,6 +55,8 @@ class OptimizerHooks:
         self._members = [(member, vars(member).get("step"), _preparing(member, arena)) for member in members]
         self._patched = self._make_step()
         self._ours = False
+        self.is_shown = False
+        """Whether a step is being made in which hooks of the user's are called."""
         self._handles = []
         for part in parts_of(optimizer):
             self._handles.append(part.register_state_dict_pre_hook(lambda _: release()))
@@ -144,9 +146,11 @@ class OptimizerHooks:
             handles.append(part.register_step_post_hook(lambda *_: self._arena.hand_back()))
             hooks: Any = part._optimizer_step_post_hooks
             hooks.move_to_end(handles[-1].id, last=False)
+        self.is_shown = True
         try:
             yield
         finally:
+            self.is_shown = False
             for handle in handles:
                 handle.remove()
             self._arena.hand_back()
