@@ -169,9 +169,9 @@ FILES = [
     ),
     _fault(
         "a trainer that was taken over goes on uploading",
-        "            self._claim.check()\n",
-        "            pass\n",
-        f"{OBJECTS}::test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over",
+        "        try:\n            self._claim.check()\n",
+        "        try:\n            pass\n",
+        f"{OBJECTS}::test_a_trainer_that_wakes_up_before_its_zip_leaves_no_checkpoint_that_lacks_its_large_file",
     ),
     _fault(
         "a run in an object store is let to two trainers",

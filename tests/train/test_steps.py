@@ -155,6 +155,15 @@ def test_steps_with_nothing_changed_between_them_have_the_same_bits_and_less_pre
     assert (each, fewer < 36) == (36, True)
 
 
+def test_a_batch_of_another_macrobatch_is_looked_at_though_nothing_else_has_changed() -> None:
+    model = nn.Linear(6, 3)
+    trainer = hr.Trainer(model, hr.BinaryCrossEntropy(), momentum(model), batch_size=BATCH)
+    trainer.step((X, torch.ones(len(X), 3, dtype=torch.bool)), unchanged=True)
+    with pytest.raises(hr.DataError, match=r"targets"):
+        trainer.step((X, torch.full((len(X), 3), -2.0)), unchanged=True)
+    trainer.release()
+
+
 # --- predictions ------------------------------------------------------------------------------------------------
 
 

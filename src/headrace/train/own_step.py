@@ -59,7 +59,9 @@ def step_by_hand(trainer: Trainer, given: Any, full_batch: bool, unchanged: bool
         )
     batch = trainer.workers.share(batch.to(trainer.device), trainer.model)
     try:
-        if not (unchanged and last.streams) and (streams := batch.streams) != last.streams:
+        before = updates.last_batch if unchanged else None
+        is_like = last.streams and before is not None and before.macrobatch is batch.macrobatch is not None
+        if not is_like and (streams := batch.streams) != last.streams:
             for objective in trainer.objectives.values():
                 objective.prepare(streams, {})
             last.streams = streams

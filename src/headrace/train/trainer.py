@@ -245,7 +245,7 @@ class Trainer:
         """Makes one update, and returns the losses by name: `total_loss` and every term.
 
         `batch`: a Batch, a tuple (x, y), a dict, or a Table, as of `hr.samples`; with `full_batch`, of `batch_size`
-        rows. `unchanged`: only weights and learning rates have changed since the last step, so that batches of one
+        rows. `unchanged`: only rates, and weights in place, have changed since the last step, so that batches of one
         macrobatch of an `hr.Feed` need less time. The model stays in its arena between calls; `release` takes it out.
         """
         self.find_workers()
