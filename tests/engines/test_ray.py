@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from kit import merges, ray_cases
-from kit.sampled import EVERY
 from kit.torch_workers import wait_until_gone
 from kit.worker_trainings import differing, train_in_parts
 
@@ -115,7 +114,6 @@ ray.init(runtime_env={
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(EVERY not in os.environ, reason="it takes more than a minute, and runs every night")
 @pytest.mark.timeout(400)
 def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(cluster: Any, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
