@@ -49,6 +49,13 @@ def fits(**options: Any) -> Call:
     return on(GOOD, **{"val": GOOD, **options})
 
 
+def shares_a_generator(trainer: hr.Trainer) -> None:
+    drawn = torch.Generator()
+    loaders = [DataLoader(TensorDataset(*GOOD), 8, shuffle=shuffled, generator=drawn) for shuffled in (True, False)]
+    made = hr.Trainer(trainer.model, hr.CrossEntropy(), trainer.optimizer)
+    made.fit(loaders[0], val=loaders[1], epochs=2, progress=False)
+
+
 def sets(data: Any = GOOD, limits: Any = None, **settings: Any) -> Call:
     """Trains the same model by a trainer with these settings."""
 
@@ -115,6 +122,7 @@ DATA: list[Refusal] = [
     (fits(val=labelled(7, 3)), hr.DataError, "val", "row 7", "label 3"),
     (fits(val=labelled(39, -1)), hr.DataError, "val", "row 39", "label -1"),
     (fits(val=X), hr.DataError, "val", "'y'"),
+    (shares_a_generator, hr.ConfigError, "val", "one torch.Generator", "a generator for each"),
     (fits(val={"x": X, "label": Y}), hr.DataError, "val", "'y'", "label"),
     (fits(val=(X.double(), Y)), hr.DataError, "val", "x: float64[4]", "x: float32[4]"),
     (fits(val=(X, Y.int())), hr.DataError, "val", "y: int32[]", "y: int64[]"),

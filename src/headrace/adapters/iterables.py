@@ -59,7 +59,7 @@ class Iterated(Source):
         self._exact = loaders.has_exact_state(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         self._sized = isinstance(data, DataLoader) and self._length is not None  # its length is right
-        self._generating = loaders.generators_of(data)
+        self.generators = loaders.generators_of(data)
         self._made = loaders.settings_of(data, self._exact)
         self._pass: Iterator[Any] | None = None
         self._pulled_ahead: list[Any] = []  # an item that was pulled ahead
@@ -239,12 +239,12 @@ class Iterated(Source):
 
     def _generator_states(self) -> list[Tensor]:
         """Where the generators of the order stand."""
-        return [generator.get_state() for generator in self._generating]
+        return [generator.get_state() for generator in self.generators]
 
     def _restore(self, random: State | None, generators: list[Tensor]) -> None:
         if random is not None:
             rng.restore(random, _CPU)
-        for generator, state in zip(self._generating, generators, strict=True):
+        for generator, state in zip(self.generators, generators, strict=True):
             generator.set_state(state)
 
     def _empty(self) -> str:

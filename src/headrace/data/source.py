@@ -52,6 +52,8 @@ class Source(ABC):
     """What a size counts: rows, or the items of the stream of this name."""
     aliases = True
     """Whether a batch may be a view of memory that the source keeps. A feed copies such batches."""
+    generators: Sequence[torch.Generator] = ()
+    """Generators of the user's that its order is drawn from."""
 
     _records = False  # whether it is read with gradients on, as in a loop of one's own
 

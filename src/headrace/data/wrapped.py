@@ -26,6 +26,7 @@ class SourceWrapper(Source):
     row_bytes: float = forwarded("_source.row_bytes")
     item_bytes: float = forwarded("_source.item_bytes")
     resident = forwarded("_source.resident")
+    generators = forwarded("_source.generators")
 
     @property
     def level(self) -> str:

@@ -102,7 +102,15 @@ def train_source(trainer: Trainer, data: Any, resumes: bool = False) -> Source:
 def scored_sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:
     """The data to be scored as sources: none, one, or several sets by name."""
     sets = {} if data is None else data_sets(data, name, train.streams)
-    return {each: source_on(held, device, each, like=train) for each, held in sets.items()}
+    found = {each: source_on(held, device, each, like=train) for each, held in sets.items()}
+    for each, source in found.items():
+        if any(mine is its for mine in train.generators for its in source.generators):
+            raise ConfigError(
+                f"the train and the {each} data draw from one torch.Generator: after a resume, the train data would "
+                f"come in another order. Make a generator for each, or give the {each} data none.",
+                argument=name,
+            )
+    return found
 
 
 def all_callbacks(
