@@ -30,7 +30,8 @@ from kit.foreign import (
     stateful,
     trained,
 )
-from torch import Tensor
+from kit.small import same
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -175,6 +176,34 @@ def test_workers_that_stay_give_the_order_of_a_resume_wherever_it_begins() -> No
         torch.set_rng_state(random)
         fresh.load_state_dict(cursor)  # type: ignore[arg-type]
         assert [fresh.pull(1)["y"].tolist() for _ in given[at:]] == [rows for rows, *_ in given[at:]], at
+
+
+@pytest.mark.slow
+def test_validation_by_workers_that_stay_draws_what_the_plain_loop_draws_also_after_a_resume(tmp_path: Path) -> None:
+    def trained(epochs: int, run: Path | None = None, by_hand: bool = False) -> list[Tensor]:
+        trainees.seed()
+        data, model = Samples(lambda i: (torch.tensor([i, -i]) / 20, i % 2)), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train, val = (
+            DataLoader(data, SIZE, shuffle=True),
+            DataLoader(data, SIZE, num_workers=1, persistent_workers=True),
+        )
+        if not by_hand:
+            made = hr.Trainer(model, hr.CrossEntropy(), optimizer)
+            made.fit(train, val=val, epochs=epochs, run=run, progress=False)
+        for _ in range(epochs if by_hand else 0):
+            for x, y in train:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            for x, _ in val:
+                model(x)
+        return [*model.state_dict().values(), torch.get_rng_state()]
+
+    wanted = trained(3, by_hand=True)
+    assert same(trained(3), wanted)
+    trained(1, tmp_path / "run")
+    assert same(trained(3, tmp_path / "run"), wanted)
 
 
 def test_how_exactly_a_loader_resumes_is_said_where_workers_draw() -> None:

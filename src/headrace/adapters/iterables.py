@@ -284,6 +284,9 @@ class Iterated(Source):
         self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
         self._stayed = bool(state["stayed"])
 
+    def passed(self) -> None:
+        self._stayed = bool(getattr(self._data, "persistent_workers", False))
+
 
 class LoaderSource(Iterated):
     """Reads the batches of a loader as they are: tuples, dicts, or `Batch`es. See `Iterated`.

@@ -80,6 +80,9 @@ class Source(ABC):
         """Restores a state that `state_dict` returned."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
+    def passed(self) -> None:
+        """Says that a pass over the data was made before: worker processes that stay after one are there."""
+
     def take_over(self, source: "Source", **others: Any) -> None:
         """Copies the attributes of another source (`shards`, `endless`, …); keywords give other values."""
         for name in _TRAITS:

@@ -41,6 +41,9 @@ class SourceWrapper(Source):
     def waiting(self, call: Callable[[], None]) -> None:
         self._source.waiting = call
 
+    def passed(self) -> None:
+        self._source.passed()
+
 
 class Epochs(SourceWrapper):
     """A source whose epochs have `rows` rows, each going on where the last one ended.
@@ -105,3 +108,4 @@ def rewound(source: Source) -> Iterator[None]:
     finally:
         if state is not None:
             source.load_state_dict(state)
+            source.passed()
