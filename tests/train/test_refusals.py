@@ -163,6 +163,7 @@ SETTINGS: list[Refusal] = [
     (sets(metrics="f1:wieghted"), hr.ConfigError, "'wieghted'", "'weighted'"),
     (sets(metrics=["f1", "f1"]), hr.ConfigError, "'f1'", "twice"),
     (sets(metrics=["f1", 3]), hr.ConfigError, "int", "update, compute and reset"),
+    (sets(metrics=None), hr.ConfigError, "NoneType", "update, compute and reset"),
     *((sets(precision=value), hr.ConfigError, "precision", repr(value)) for value in ("fp23", torch.bfloat16, 16)),
     *((sets(order=value), hr.ConfigError, "order", repr(value)) for value in ("ful", None)),
     *((sets(nonfinite=value), hr.ConfigError, "nonfinite", repr(value), "skip") for value in ("skipp", None)),

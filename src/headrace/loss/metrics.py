@@ -106,7 +106,7 @@ def _by_output(metrics: Any) -> dict[str, Any]:
 
 
 def _by_name(metrics: Any) -> ByName:
-    if isinstance(metrics, str | Metric):
+    if isinstance(metrics, str | Metric) or not isinstance(metrics, Iterable):
         metrics = [metrics]
     pairs: Iterable[tuple[str, Any]] = (
         metrics.items()
