@@ -578,7 +578,8 @@ def test_a_training_without_rows_has_the_bits_of_one_that_never_counted_them(kin
     ("ask", "kind", "words"),
     [
         (lambda run, at: hr.Record(at / "none"), RunError, "none"),
-        (lambda run, at: hr.Record(run).rows(0), RunError, "no update 0"),
+        (lambda run, at: hr.Record(run).rows(0), RunError, "updates 1 to 30.*no update 0"),
+        (lambda run, at: hr.Record(run).rows(31), RunError, "no update 31"),
         (lambda run, at: hr.Record(run).why(31, make("noisy"), columns()), RunError, "updates 1 to 30.*no update 31"),
         (lambda run, at: hr.Record(run).when(ROWS), RunError, "no row 240"),
         (lambda run, at: hr.Record(run).fork(at / "b", 15), RunError, "no checkpoint of step 15"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,14 @@ class Record:
     def rows(self, step: int, train: Any = None) -> list[int]:
         """The rows that an update used, in their order. Nothing is trained.
 
-        Of an update that was not made, since a NaN has ended the run, they are those that it was to use. Pass `train`
-        if it is a mix of tables. Rows are those of the table that was trained on, which may be a split.
+        Of an update within the limits of the run that was not made, since a NaN has ended it, they are those that it
+        was to use. Pass `train` if it is a mix of tables. Rows are those of the table that was trained on, which may be
+        a split.
         """
-        if step < 1:
-            raise RunError(f"updates are counted from 1; there is no update {step!r}.")
-        return self.places(train).rows_of(step)
+        places, limits = self.places(train), self._last.common["limits"]
+        end = min(limits.get("samples", inf), limits.get("epochs", inf) * places.rows)
+        is_to_come = self.steps < step <= limits.get("steps", inf) and places.span(step)[0] < end
+        return places.rows_of(step if is_to_come else self._known(step))
 
     def when(self, row: int, train: Any = None) -> list[int]:
         """The updates that used a row."""
@@ -135,6 +138,11 @@ class Record:
             raise CheckpointError(f"{self.path} has no checkpoint.")
         return decode(contents)
 
+    def _known(self, step: int) -> int:
+        if not 1 <= step <= self.steps:
+            raise RunError(f"{self.path} has made the updates 1 to {self.steps}; there is no update {step!r}.")
+        return step
+
     # --- what is trained again ----------------------------------------------------------------------------
 
     def at(self, step: int, trainer: Trainer, train: Any, **fit: Any) -> Trainer:
@@ -148,8 +156,7 @@ class Record:
 
     def why(self, step: int, trainer: Trainer, train: Any, *, ahead: int = 5, **fit: Any) -> Why:
         """Repeats an update and `ahead` further ones, and explains its loss: see `Why`."""
-        if not 1 <= step <= self.steps:
-            raise RunError(f"{self.path} has made the updates 1 to {self.steps}; there is no update {step!r}.")
+        self._known(step)
         return in_workers(self, step - 1, trainer, explain, self, step, trainer, train, ahead, fit)
 
     def verify(
