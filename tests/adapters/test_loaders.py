@@ -180,7 +180,7 @@ def test_workers_that_stay_give_the_order_of_a_resume_wherever_it_begins() -> No
 
 @pytest.mark.slow
 def test_validation_by_workers_that_stay_draws_what_the_plain_loop_draws_also_after_a_resume(tmp_path: Path) -> None:
-    def trained(epochs: int, run: Path | None = None, by_hand: bool = False) -> list[Tensor]:
+    def trained(epochs: int, run: Path | None = None, by_hand: bool = False, by_name: bool = False) -> list[Tensor]:
         trainees.seed()
         data, model = Samples(lambda i: (torch.tensor([i, -i]) / 20, i % 2)), nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -190,7 +190,7 @@ def test_validation_by_workers_that_stay_draws_what_the_plain_loop_draws_also_af
         )
         if not by_hand:
             made = hr.Trainer(model, hr.CrossEntropy(), optimizer)
-            made.fit(train, val=val, epochs=epochs, run=run, progress=False)
+            made.fit(train, val={"a": val} if by_name else val, epochs=epochs, run=run, progress=False)
         for _ in range(epochs if by_hand else 0):
             for x, y in train:
                 optimizer.zero_grad()
@@ -202,8 +202,39 @@ def test_validation_by_workers_that_stay_draws_what_the_plain_loop_draws_also_af
 
     wanted = trained(3, by_hand=True)
     assert same(trained(3), wanted)
-    trained(1, tmp_path / "run")
-    assert same(trained(3, tmp_path / "run"), wanted)
+    for by_name in (False, True):
+        trained(1, tmp_path / f"{by_name}", by_name=by_name)
+        assert same(trained(3, tmp_path / f"{by_name}", by_name=by_name), wanted)
+
+
+def test_an_iterator_is_read_to_its_end_by_its_own_workers_and_by_a_state_of_its_own() -> None:
+    with hr.Feed(LoaderSource(iter(DataLoader(Samples(), SIZE, num_workers=1)))) as feed:
+        assert [n for batch in feed for n in batch["y"].tolist()] == list(range(ROWS))
+
+    class Counting(Iterator[Any]):
+        given = 0
+
+        def __next__(self) -> Any:
+            if self.given == 4:
+                raise StopIteration
+            self.given += 1
+            return torch.full((2, 2), self.given)
+
+        def state_dict(self) -> dict[str, int]:
+            return {"given": self.given}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.given = state["given"]
+
+    with hr.Feed(LoaderSource(Counting())) as feed:
+        assert [int(batch["x"][0, 0]) for batch in feed] == [1, 2, 3, 4]
+
+
+def test_a_search_leaves_no_workers_to_a_loader_that_had_none() -> None:
+    data = Samples(lambda i: (torch.tensor([i, -i]) / 20, i % 2))
+    loader, model = DataLoader(data, SIZE, num_workers=1, persistent_workers=True), nn.Linear(2, 2)
+    hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1)).find_lr(loader)
+    assert loader._iterator is None
 
 
 def test_how_exactly_a_loader_resumes_is_said_where_workers_draw() -> None:

@@ -122,7 +122,7 @@ DATA: list[Refusal] = [
     (fits(val=labelled(7, 3)), hr.DataError, "val", "row 7", "label 3"),
     (fits(val=labelled(39, -1)), hr.DataError, "val", "row 39", "label -1"),
     (fits(val=X), hr.DataError, "val", "'y'"),
-    (shares_a_generator, hr.ConfigError, "val", "one torch.Generator", "a generator for each"),
+    (shares_a_generator, hr.ConfigError, "val", "one torch.Generator", "a generator of its own"),
     (fits(val={"x": X, "label": Y}), hr.DataError, "val", "'y'", "label"),
     (fits(val=(X.double(), Y)), hr.DataError, "val", "x: float64[4]", "x: float32[4]"),
     (fits(val=(X, Y.int())), hr.DataError, "val", "y: int32[]", "y: int64[]"),

@@ -26,8 +26,7 @@ from . import loaders
 from .loaders import hugging_kind
 from .samples import Names, collated, fields_of
 
-_CPU = torch.device("cpu")
-_END = object()
+_CPU, _END = torch.device("cpu"), object()
 _AGAIN = "Pass a list, a DataLoader, or an object whose __iter__ gives a new iterator every time."
 
 
@@ -62,13 +61,13 @@ class Iterated(Source):
         self.generators = loaders.generators_of(data)
         self._made = loaders.settings_of(data, self._exact)
         self._pass: Iterator[Any] | None = None
-        self._pulled_ahead: list[Any] = []  # an item that was pulled ahead
+        self._pulled_ahead, self._peeked = list[Any](), list[Any]()  # the next item; the first, of an iterator
         self._rewound = False  # whether an epoch has been begun in its middle, by a state of the data's own
         self._epoch = self._given = 0  # where it stands: the epoch, and how many of its items have been given
         self._random: State | None = None  # those that the epoch began with, once it has
         self._generators: list[Tensor] | None = None
         self._own: State | None = None
-        self._stayed: bool | None = None  # whether the epoch began with workers that had stayed; None: as it may be
+        self._stayed: bool | None = None  # whether the epoch began with workers that had stayed; None: not known yet
         self._streams: tuple[Stream, ...] | None = None
         if streams is not None:
             self._learn(streams)
@@ -130,11 +129,12 @@ class Iterated(Source):
         parts = [] if self._once else [(part, part.state_dict()) for part in loaders.stateful_parts(self._data)]
         self._pass = self._new_pass()
         first = self._fetch()
-        self._end_pass(ends_workers=not stayed)
+        if not self._once:
+            self._end_pass(ends_workers=not stayed)
         if first is _END:
             raise SourceError(self._empty())
         if self._once:
-            self._data = chain([first], self._data)
+            self._pass, self._peeked = None, [first]
             return self._kept(first)
         for part, state in parts:
             part.load_state_dict(state)
@@ -193,7 +193,7 @@ class Iterated(Source):
             self._restore(self._random, self._generators or [])
             if own is not None:
                 self._data.load_state_dict(decode(json.loads(own["json"]), own["tensors"]))  # type: ignore[attr-defined]
-                self._rewound = True
+                self._rewound, self._peeked = True, []
             self._pass = self._new_pass()
             if own is not None:
                 self._restore(None, own["generators"])
@@ -213,22 +213,22 @@ class Iterated(Source):
         for part in loaders.parts_of(self._data):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(self._epoch)
+        peeked, self._peeked = self._peeked, []
         try:
-            return loaders.begin(self._data)
+            return chain(peeked, loaders.begin(self._data)) if peeked else loaders.begin(self._data)
         except Exception as error:
             raise SourceError(
                 f"{self._who} cannot begin epoch {self._epoch}: {type(error).__name__}: {error}"
             ) from error
 
     def _keep_workers(self, wanted: bool) -> None:
-        """Starts or ends workers that stay: a loader that starts them draws a random number more, before its order."""
-        if loaders.has_workers(self._data) == wanted:
-            return
-        if wanted:
+        """Starts or ends workers that stay: a loader draws one more number when it starts its workers."""
+        has = loaders.has_workers(self._data)
+        if wanted and not has:
             before, generators = rng.capture(_CPU), self._generator_states()
             self._new_pass()
             self._restore(before, generators)
-        else:
+        elif has and not wanted:
             loaders.end_workers(self._data, self._data._iterator)  # type: ignore[attr-defined]
 
     def _end_pass(self, ends_workers: bool = False) -> None:

@@ -62,6 +62,7 @@ class Arena:
         self._original = [list(group["params"]) for group in optimizer.param_groups]
         places = owners(model)
         self.names = names_of(optimizer, places)
+        self._known = {*places, *self.names}
         if not shards:
             refuse_sharded(self.names)
         self.shared_norm: Tensor | None = None
@@ -126,7 +127,7 @@ class Arena:
                     param.grad = gradient if self.proven else None
                 for owned, key in slot.owners:
                     if owned.get(key) is not param:
-                        take_back(slot, self.names)
+                        take_back(slot, self._known)
         for param in self.loose:
             param.grad = None
 
@@ -226,6 +227,7 @@ class Arena:
         One thing at a time: gradients go first, so that never more than one vector exists twice. What has strayed
         keeps what it has become.
         """
+        self.hand_back()  # where a step was interrupted
         self._adopt_new_groups()
         kept = {p: p.grad.clone() for p in self.params if self.hooks.is_shown and p.grad is not None}
         self.discard()
@@ -299,25 +301,24 @@ class Arena:
     @contextmanager
     def handed(self) -> Iterator[None]:
         """While this lasts, the optimizer has the vectors."""
-        self.hand_over()
         try:
+            self.hand_over()
             yield
         finally:
             self.hand_back()
 
     def look_at_groups(self) -> None:
         """Raises if an optimizer has other parameters than when it was homed, but for groups that were added."""
-        groups = self.optimizer.param_groups
-        if len(groups) != len(self._original):
-            self._adopt_new_groups()
-        for group, original in zip(groups, self._original, strict=False):
-            params = group["params"]
-            if len(params) != len(original) or not all(map(is_, params, original)):
-                raise ModelError(
-                    f"the parameters in a group of {kind_of(self.optimizer)} were exchanged during a training. Call "
-                    "trainer.release() before. To freeze parameters, use requires_grad_(False); to train others, use "
-                    "add_param_group."
-                )
+        self._adopt_new_groups()
+        groups = self._lent or [group["params"] for group in self.optimizer.param_groups]
+        pairs = zip(groups, self._original, strict=False)
+        if len(groups) < len(self._original) or any(
+            len(now) != len(before) or not all(map(is_, now, before)) for now, before in pairs
+        ):
+            raise ModelError(
+                f"parameters of {kind_of(self.optimizer)} were exchanged, or a group removed, during a training. Call "
+                "trainer.release() before. To freeze some, use requires_grad_(False); to train others, add_param_group."
+            )
 
     def _adopt_new_groups(self) -> None:
         """Registers groups that were added to the optimizer meanwhile. Their parameters stay outside of vectors."""

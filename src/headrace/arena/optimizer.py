@@ -75,11 +75,8 @@ class OptimizerHooks:
         """
         if vars(self._optimizer).get("step") is not self._patched or profiler_enabled():
             return None
-        self._arena.hand_over()
-        try:
+        with self._arena.handed():
             return self._prepared()
-        finally:
-            self._arena.hand_back()
 
     def _prepared(self) -> Callable[[], Any] | None:
         own = self._prepare(self._by_torch)
@@ -160,7 +157,7 @@ class OptimizerHooks:
         outers = [self._outer, *(vars(member).get("step") for member, _, _ in self._members)]
         own = any(outer is not None and not hasattr(outer, "_wrapped_by_lr_sched") for outer in outers)
         hooks = [hook for part in parts_of(self._optimizer) for each in _listeners(part) for hook in each.values()]
-        return own or any(not getattr(hook, "__module__", "").startswith("headrace.") for hook in hooks)
+        return own or any(not (getattr(hook, "__module__", "") or "").startswith("headrace.") for hook in hooks)
 
     def _zero_by_hand(self, set_to_none: bool = True) -> None:
         self._arena.look_at_groups()
@@ -190,8 +187,8 @@ def _preparing(optimizer: Optimizer, arena: "Arena") -> Callable[[Callable[[], A
     plain, listeners = inspect.unwrap(method), _listeners(optimizer)
 
     def plainly() -> None:
-        arena.hand_over()
         try:
+            arena.hand_over()
             with torch.no_grad():
                 plain(optimizer)
         finally:

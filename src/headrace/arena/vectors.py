@@ -199,7 +199,7 @@ def take_back(slot: Slot, known: Container[nn.Parameter]) -> None:
     Raises if that is itself one that is `known`, or if not all modules that share the parameter have lost it.
     """
     others: list[Any] = [owned.get(key) for owned, key in slot.owners]
-    if any(other in known for other in others):
+    if any(other in known or other is not others[0] for other in others):
         raise ModelError(
             f"parameter {slot.name!r} was tied to another one, or untied, during a training. Call trainer.release() "
             "before."

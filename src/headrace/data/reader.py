@@ -83,6 +83,8 @@ class Reader(Source):
         for name, limit in (("max_epochs", max_epochs), ("max_samples", max_samples)):
             if limit is not None and not as_count(limit):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
+        if isinstance(order, Order) and (seed, block, mix) != (0, None, 1):
+            raise ConfigError("seed=, block= and mix= are those of the order: give them to hr.Order.")
         block = table.block if block is None else block
         if order in BY_BLOCKS and block is None:
             raise ConfigError(

@@ -53,7 +53,7 @@ class Source(ABC):
     aliases = True
     """Whether a batch may be a view of memory that the source keeps. A feed copies such batches."""
     generators: Sequence[torch.Generator] = ()
-    """Generators of the user's that its order is drawn from."""
+    """The generators from which the order is drawn."""
 
     _records = False  # whether it is read with gradients on, as in a loop of one's own
 
@@ -81,7 +81,7 @@ class Source(ABC):
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     def passed(self) -> None:
-        """Says that a pass over the data was made before: worker processes that stay after one are there."""
+        """Called when a pass was made before: worker processes that stay after a pass are there."""
 
     def take_over(self, source: "Source", **others: Any) -> None:
         """Copies the attributes of another source (`shards`, `endless`, …); keywords give other values."""

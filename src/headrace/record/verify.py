@@ -60,8 +60,8 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged, and every stretch gave what the run has."""
-        return not self.corrupt and not any(stretch.differs for stretch in self.stretches)
+        """Whether there is a checkpoint, nothing is damaged, and every stretch gave what the run has."""
+        return bool(self.checkpoints) and not self.corrupt and not any(stretch.differs for stretch in self.stretches)
 
     def __str__(self) -> str:
         lines = [f"{self.run}: {len(self.checkpoints)} checkpoints are as they were written"]

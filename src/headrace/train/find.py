@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..adapters.loaders import generators_of
+from ..adapters.loaders import end_workers, generators_of, has_workers
 from ..arena.joint import parts_of
 from ..data.source import Source
 from ..data.wrapped import rewound
@@ -192,6 +192,8 @@ def _copied(trainer: Any, data: Any) -> Iterator[tuple[Any, Source]]:
             f"find_lr and find_batch_size run in one process, and there are {here().count}. Call it in one."
         )
     with ExitStack() as stack:
+        if not has_workers(data):  # those that would stay are ended
+            stack.callback(lambda: end_workers(data, getattr(data, "_iterator", None)))
         stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
         for generator in generators_of(data):
             stack.callback(generator.set_state, generator.get_state())

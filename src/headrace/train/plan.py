@@ -106,8 +106,8 @@ def scored_sources(data: Any, device: torch.device, name: str, train: Source) ->
     for each, source in found.items():
         if any(mine is its for mine in train.generators for its in source.generators):
             raise ConfigError(
-                f"the train and the {each} data draw from one torch.Generator: after a resume, the train data would "
-                f"come in another order. Make a generator for each, or give the {each} data none.",
+                f"the train and the {each} data draw from one torch.Generator, and so each validation would change the "
+                f"order of the train data. Give the {each} data a loader with a generator of its own, or with none.",
                 argument=name,
             )
     return found

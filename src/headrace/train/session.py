@@ -206,9 +206,9 @@ class Session:
             self.initial, self.cursor = common["source"]["initial"], common["source"]["cursor"]
             info.counters, info.resumed = Counters(**common["counters"], **common["place"]), resumed.newest
             info.history.rows[:] = [row for row in common["history"] if row["step"] <= info.step]
-            scored = {number.partition("/")[0] for row in info.history.rows for number in row}
-            for name in self.plan.val.keys() & scored:
-                self.plan.val[name].passed()
+            for name, source in self.plan.val.items():
+                if any(number.startswith(f"{name}/") for row in info.history.rows for number in row):
+                    source.passed()
             info.extra_numbers = dict(common["noted"])
             info.marks = {name: Best(**mark) for name, mark in common["marks"].items()}
             self.plan.callbacks.load_state_dict(common["callbacks"])

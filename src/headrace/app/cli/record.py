@@ -102,9 +102,9 @@ def verify(
     found = _record(run).verify(segments=3 if segments is None else segments, key=key, **parts)
     if out is not None:
         found.write(out)
-    ok, note = found.ok and bool(found.checkpoints), "" if again else "\nno update was made again"
-    print_result(how.json, {"ok": ok, **asdict(found)}, f"{found}{note}")
-    return 0 if ok else 1
+    note = "" if found.stretches else "\nno update was made again"
+    print_result(how.json, {"ok": found.ok, **asdict(found)}, f"{found}{note}")
+    return 0 if found.ok else 1
 
 
 def without(of: str, /, *, rows: str, run: str, how: HowMade = HOW_MADE) -> int:

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import gc
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -73,7 +72,12 @@ class PassState:
         self._settings = settings()
         params = {param for root in self.modules for param in root._parameters.values() if param is not None}
         self._nodes = [get_gradient_edge(param).node for param in params if trained and param.requires_grad]
-        """The nodes that add up gradients. They last as long as somebody has them, and so do their hooks."""
+        """The nodes that add up gradients: a node that nobody has is freed, and its hooks with it."""
+        for node in self._nodes:
+            for register in (node.register_hook, node.register_prehook):
+                handle: Any = register(lambda *_: None)
+                self._hooks.append(handle.hooks_dict_ref())  # in which torch keeps all of them from now on
+                handle.remove()
         self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
         self._keep_model()
         self.problem = ""
@@ -85,8 +89,7 @@ class PassState:
 
     def is_plain(self) -> bool:
         """Whether no hook and no mode of torch changes what operations do."""
-        hooks_of_nodes = any(gc.get_referents(*self._nodes))  # which nothing else tells
-        return not (any(self._hooks) or hooks_of_nodes or _has_any_global_hook()) and plain_torch()
+        return not (any(self._hooks) or _has_any_global_hook()) and plain_torch()
 
     def holds(self) -> bool:
         """Whether it is as it was."""
