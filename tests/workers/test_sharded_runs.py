@@ -105,14 +105,14 @@ def test_what_reads_a_run_reads_a_sharded_one(tmp_path: Path, capsys: pytest.Cap
         hr.load(run, MODELS["tied"](), which="last").trainer.predict({"x": data("tied")["x"]}), answers
     )
 
-    assert headrace("checkpoint", "verify", str(run)) == 0
+    assert headrace("verify", str(run)) == 0
     assert headrace("checkpoint", "export", str(run), "--out", str(tmp_path / "w.safetensors")) == 0
     exported = safetensors.torch.load_file(tmp_path / "w.safetensors")
     best = MODELS["tied"]()
     hr.load_weights(best, run)
     assert distance(exported, {name: best.state_dict()[name] for name in exported}) == 0
     damage(store_of(run).at(14) / "shard-00001-model.safetensors")
-    assert headrace("checkpoint", "verify", str(run)) == 1
+    assert headrace("verify", str(run)) == 1
     assert "shard-00001-model.safetensors" in capsys.readouterr().out
 
 
