@@ -216,6 +216,40 @@ def test_a_group_added_meanwhile_is_trained_as_in_the_raw_loop() -> None:
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
 
 
+def test_an_optimizer_that_loses_a_group_meanwhile_is_an_error() -> None:
+    module, _ = pair()
+    first, *others = module.parameters()
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": others}], lr=0.1)
+    trainer = made(module, optimizer)
+    trainer.step((X, Y))
+    del optimizer.param_groups[-1]
+    with pytest.raises(hr.ModelError, match=r"a group removed"):
+        trainer.step((X, Y))
+
+
+def test_a_step_with_a_closure_that_sets_gradients_to_zero_is_that_of_the_raw_loop() -> None:
+    (ours, optimizer), (raw, by_hand) = pair(), pair()
+    trainer = made(ours, optimizer)
+    for each, its in ((ours, optimizer), (raw, by_hand)):
+
+        def closure(each: nn.Module = each, its: torch.optim.Optimizer = its) -> Tensor:
+            its.zero_grad()
+            loss = nn.functional.mse_loss(each(X), torch.zeros_like(each(X)))
+            loss.backward()
+            return loss
+
+        for k in range(4):
+            if k == 2:
+                its.step(closure)  # type: ignore[arg-type]  # torch takes a tensor, too
+            elif each is ours:
+                trainer.step((X, Y))
+            else:
+                its.zero_grad()
+                update(each, its)
+    trainer.release()
+    assert same(raw, ours)
+
+
 def test_an_optimizer_that_loses_a_parameter_meanwhile_is_an_error() -> None:
     module, optimizer = pair()
     trainer = made(module, optimizer)

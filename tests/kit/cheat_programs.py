@@ -500,6 +500,11 @@ hook_of_a_node_held_from_the_beginning, batches:
     model = plain()
     node = model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]
     >> node.register_prehook(lambda gradients: (gradients[0] * 2,))
+hook_of_a_node_beside_a_graph_that_is_kept, batches:
+    model = plain()
+    node = model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]
+    kept = model[0].weight.sum()
+    >> node.register_prehook(lambda gradients: (gradients[0] * 2,))
 product_whose_gradient_differs_while_it_is_recorded:
     def call(self, x):
         hidden = self.enter(x)
