@@ -129,16 +129,15 @@ class Iterated(Source):
         parts = [] if self._once else [(part, part.state_dict()) for part in loaders.stateful_parts(self._data)]
         self._pass = self._new_pass()
         first = self._fetch()
-        if not self._once:
-            self._end_pass(ends_workers=not stayed)
-        if first is _END:
-            raise SourceError(self._empty())
         if self._once:
             self._pass, self._peeked = None, [first]
-            return self._kept(first)
-        for part, state in parts:
-            part.load_state_dict(state)
-        self._restore(before, generators)
+        else:
+            self._end_pass(ends_workers=not stayed)
+            for part, state in parts:
+                part.load_state_dict(state)
+            self._restore(before, generators)
+        if first is _END:
+            raise SourceError(self._empty())
         return self._kept(first)
 
     def _next(self) -> Any:
@@ -234,7 +233,7 @@ class Iterated(Source):
     def _end_pass(self, ends_workers: bool = False) -> None:
         """Forgets what was given ahead, and ends the worker processes, unless they stay for the next epoch."""
         current, self._pass, self._pulled_ahead = self._pass, None, []
-        if ends_workers or not getattr(self._data, "persistent_workers", False):
+        if ends_workers or not loaders.keeps_workers(self._data):
             loaders.end_workers(self._data, current)
 
     def _generator_states(self) -> list[Tensor]:
@@ -285,7 +284,7 @@ class Iterated(Source):
         self._stayed = bool(state["stayed"])
 
     def passed(self) -> None:
-        self._stayed = bool(getattr(self._data, "persistent_workers", False))
+        self._stayed = loaders.keeps_workers(self._data)
 
 
 class LoaderSource(Iterated):

@@ -126,9 +126,14 @@ def settings_of(data: Any, exact: bool) -> dict[str, Any]:
     return found | {"num_workers": workers, "generators": len(generators_of(data))}
 
 
+def keeps_workers(data: Any) -> bool:
+    """Whether the worker processes of a loader stay for the next epoch."""
+    return bool(getattr(data, "persistent_workers", False))
+
+
 def has_workers(data: Any) -> bool:
-    """Whether a loader has worker processes that stay for the next epoch."""
-    return getattr(data, "persistent_workers", False) and getattr(data, "_iterator", None) is not None
+    """Whether a loader has worker processes that have stayed."""
+    return keeps_workers(data) and getattr(data, "_iterator", None) is not None
 
 
 def end_workers(data: Any, current: Any) -> None:

@@ -179,9 +179,9 @@ class Mirror:
         try:
             self._claim.check()
         except RunError:  # while this trainer was asleep, another one may have removed what had no zip yet
-            there = self._remote.objects(f"{CHECKPOINTS}/{name}")
-            if not {_at(name, each) for each in self._places[name]} <= there.keys():
-                self._remote.remove(_at(name, each) for each in self._places[name])
+            written = {_at(name, each) for each in self._places[name]}
+            if not written <= self._remote.objects(f"{CHECKPOINTS}/{name}").keys():
+                self._remote.remove(written)
             raise
 
     def _remove(self, places: list[str]) -> None:
