@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -105,7 +106,8 @@ def test_a_handler_of_ones_own_stays_and_may_preempt_as_any_thread_may(
 
 def train_in_a_thread(run: str) -> None:
     """The training outside the main thread, where no handler can be set, and a handler that preempts it."""
-    watched, asked = trainees.Watched("backward", 13, trainees.until_signal), threading.Event()
+    watched = trainees.Watched("backward", 13, trainees.until_signal)
+    asked: list[bool] = []  # no event: the handler may run while this thread holds the event's lock
 
     def work() -> None:
         try:
@@ -113,10 +115,11 @@ def train_in_a_thread(run: str) -> None:
         except SystemExit as error:
             tell(f"status {error.code}")
 
-    signal.signal(signal.SIGTERM, lambda *_: (watched.trainer.preempt(), asked.set()))
+    signal.signal(signal.SIGTERM, lambda *_: (watched.trainer.preempt(), asked.append(True)))
     thread = threading.Thread(target=work)
     thread.start()
-    asked.wait()
+    while not asked:
+        time.sleep(0.01)
     tell("asked")
     thread.join()
 
