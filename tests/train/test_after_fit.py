@@ -92,17 +92,6 @@ def test_parameters_and_the_state_of_the_optimizer_are_torchs_ordinary_ones(end:
     assert same(trainer.model, twin)
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_torch_saves_no_more_than_the_weights_and_loads_them_safely(end: Ends, tmp_path: Path) -> None:
-    model = trained(end).model
-    torch.save(model.state_dict(), tmp_path / "ours.pt")
-    torch.save(small.model(norm=True).state_dict(), tmp_path / "fresh.pt")
-    assert abs((tmp_path / "ours.pt").stat().st_size - (tmp_path / "fresh.pt").stat().st_size) < 200
-    other = small.model(norm=True)
-    other.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True))
-    assert same(model, other)
-
-
 def test_other_tools_take_the_model(tmp_path: Path) -> None:
     trainer, other = trained(), small.model(norm=True)
     safetensors.torch.save_model(trainer.model, str(tmp_path / "model.safetensors"))

@@ -46,15 +46,6 @@ def test_a_run_is_resumed_exactly_and_with_the_same_function(augment: Any, tmp_p
         fit(trainer(), DATA, epochs=4, run=tmp_path / "resumed")
 
 
-def test_a_run_remembers_the_function_that_was_set_last(tmp_path: Path) -> None:
-    made = trainer()
-    made.augment = noisy
-    fit(made, DATA, epochs=1, run=tmp_path / "run")
-    with pytest.raises(hr.CheckpointError, match=r"augment: .*noisy' in the run, None now"):
-        fit(trainer(), DATA, run=tmp_path / "run")
-    fit(trainer(augment=noisy), DATA, run=tmp_path / "run")
-
-
 def test_files_that_are_given_later_are_read_without_it(tmp_path: Path) -> None:
     hr.write_table(hr.ArrayTable({f"c{k}": X[:, k] for k in range(6)} | {"y": Y}), tmp_path / "t.parquet")
     made = trainer(augment=noisy)

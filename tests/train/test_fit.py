@@ -150,20 +150,6 @@ def test_validation_that_fails_leaves_the_source_where_it_stood() -> None:
     assert source.state_dict() == before
 
 
-def test_a_second_fit_goes_on_with_the_weights_and_the_momentum_of_the_first() -> None:
-    made, raw = trainer(), model()
-    optimizer = momentum(raw)
-    histories = [fit(made, epochs=2), fit(made, epochs=1)]
-    order = hr.Order(ROWS, seed=0)
-    for epoch in (0, 1, 0):
-        for rows in torch.from_numpy(order.indices(epoch, 0, ROWS)).split(BATCH):
-            optimizer.zero_grad()
-            F.cross_entropy(raw(X[rows]), Y[rows]).backward()
-            optimizer.step()
-    assert [h.last["step"] for h in histories] == [8, 4]
-    assert same(made.model, raw)
-
-
 def test_fits_one_after_the_other_on_a_reader_are_one_training() -> None:
     table = hr.ArrayTable({"x": X, "y": Y})
 
@@ -197,17 +183,6 @@ def test_a_torch_scheduler_stepped_by_hand_sets_the_rate(change: str) -> None:
     assert scheduler.get_last_lr() == [pytest.approx(0.0125)]
 
 
-def test_data_given_in_any_form_are_the_same_data() -> None:
-    def trained(data: Any) -> hr.Trainer:
-        made = trainer()
-        fit(made, data)
-        return made
-
-    expected, table = trained(DATA), hr.ArrayTable({"x": X, "y": Y})
-    for form in ((X.numpy(), Y.numpy()), {"x": X, "y": Y.numpy()}, table, hr.Reader(table, "full", seed=0)):
-        assert same(trained(form), expected)
-
-
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
 def test_a_column_and_a_vector_mean_the_same_and_are_never_broadcast(shape: tuple[int, ...]) -> None:
     made, y = trainer(nn.Linear(6, 1), loss=hr.MSE(), order="none"), X[:, 0].reshape(shape)
@@ -227,9 +202,3 @@ def test_numbers_of_numpy_are_numbers(number: Any) -> None:
 
     assert rows(number(1), np.int64(3)) == rows(1.0, 3)
     assert trainer(clip_norm=number(1)).clip_norm == 1
-
-
-def test_the_class_of_an_optimizer_makes_one_of_the_parameters() -> None:
-    made = trainer(optimizer=torch.optim.AdamW)
-    assert isinstance(made.optimizer, torch.optim.AdamW)
-    assert made.optimizer.param_groups[0]["params"] == list(made.model.parameters())

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -22,41 +21,31 @@ PREEMPTED = trainees.PREEMPTED
 
 # --- handlers ---------------------------------------------------------------------------------------------
 
-
-def look_at_handlers(at: str) -> None:
-    """Four ways to end a training, and whether handlers are what they were, in it and after it."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
-
-    def kept() -> bool:
-        return [signal.getsignal(number) for number in numbers] == before
-
-    def fail() -> None:
-        raise RuntimeError("something else")
-
-    for way in ("through", "preempted", "failed", "left"):
-        trainer, inside = trainees.trainer(), []
-        what = {"preempted": trainer.preempt, "failed": fail}.get(way, lambda: None)
-        looks = hr.Lambda(on_step_end=lambda info: [inside.append(kept()), what()] if info.step == 3 else None)  # noqa: B023
-        try:
-            small.drive(
-                trainer,
-                trainees.Rows(),
-                until=3 if way == "left" else None,
-                steps=5,
-                run=Path(at) / way,
-                callbacks=[looks],
-            )
-        except (RuntimeError, SystemExit) as error:
-            tell(f"{type(error).__name__} {error}")
-        tell(f"{way}: {inside} {kept()}")
+WAYS: dict[str, Any] = {"through": None, "left": None, "preempted": SystemExit, "failed": RuntimeError}
 
 
-def test_handlers_are_what_they_were_however_a_training_ends(tmp_path: Path) -> None:
-    with start(look_at_handlers, tmp_path, tmp_path) as child:
-        assert child.ending() == 0, child.output
-    told = ["through", "SystemExit 143", "preempted", "RuntimeError something else", "failed", "left"]
-    assert child.told == [line if " " in line else f"{line}: [False] True" for line in told]
+@pytest.mark.parametrize("way", WAYS)
+def test_handlers_are_what_they_were_however_a_training_ends(way: str, tmp_path: Path) -> None:
+    def handlers() -> list[Any]:
+        return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+
+    def at_the_third_step(info: hr.Info) -> None:
+        if info.step == 3:
+            inside.append(handlers())
+            if way == "preempted":
+                info.trainer.preempt()
+            if way == "failed":
+                raise RuntimeError("something else")
+
+    before, inside = handlers(), list[Any]()
+    callbacks = [hr.Lambda(on_step_end=at_the_third_step)]
+    with pytest.raises(WAYS[way]) if WAYS[way] else nullcontext():
+        small.drive(
+            small.trainer(), until=3 if way == "left" else None, steps=5, run=tmp_path / "run", callbacks=callbacks
+        )
+    assert before not in inside
+    assert len(inside) == 1
+    assert handlers() == before
 
 
 def ask_by_own_means(run: str, means: str) -> None:
@@ -104,37 +93,6 @@ def test_a_handler_of_ones_own_stays_and_may_preempt_as_any_thread_may(
     assert trainees.finished(run) == trainees.reference()
 
 
-def train_in_a_thread(run: str) -> None:
-    """The training outside the main thread, where no handler can be set, and a handler that preempts it."""
-    watched = trainees.Watched("backward", 13, trainees.until_signal)
-    asked: list[bool] = []  # no event: the handler may run while this thread holds the event's lock
-
-    def work() -> None:
-        try:
-            watched.fit(run)
-        except SystemExit as error:
-            tell(f"status {error.code}")
-
-    signal.signal(signal.SIGTERM, lambda *_: (watched.trainer.preempt(), asked.append(True)))
-    thread = threading.Thread(target=work)
-    thread.start()
-    while not asked:
-        time.sleep(0.01)
-    tell("asked")
-    thread.join()
-
-
-@pytest.mark.slow
-def test_a_training_outside_the_main_thread_can_be_preempted(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with start(train_in_a_thread, tmp_path, run) as child:
-        child.until("there, another thread")
-        assert trainees.preempted(child, awaited="asked") == 0
-        assert "status 143" in child.told
-    assert trainees.last_step(run) == 13
-    assert trainees.finished(run) == trainees.reference()
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
 def test_without_a_run_signals_do_what_they_always_do(number: int, status: int, tmp_path: Path) -> None:
     with start(trainees.train, tmp_path, None, "backward", 13) as child:
@@ -146,82 +104,75 @@ def test_without_a_run_signals_do_what_they_always_do(number: int, status: int, 
 # --- afterwards -------------------------------------------------------------------------------------------
 
 
-def go_on_in_the_same_process(run: str) -> None:
-    """Preempted, caught, validated, and trained to the end by the same trainer."""
-    watched = trainees.Watched("backward", 13, lambda: watched.trainer.preempt())
-    try:
-        watched.fit(run)
-    except SystemExit as error:
-        tell(f"status {error.code}")
-    trainer = watched.trainer
-    tell(f"validated {trainer.validate(trainees.Rows(12))['val/loss'] > 0}")
-    tell(f"predicted {tuple(trainer.predict(trainees.Rows(9)).shape)}")
-    watched.fit(run)
-    tell("digest " + trainees.digest(trainer))
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_trainer_that_was_preempted_in_any_thread_validates_predicts_and_goes_on(
+    in_a_thread: bool, tmp_path: Path
+) -> None:
+    def work() -> None:
+        with pytest.raises(SystemExit) as ended:
+            small.fit(made, run=run, callbacks=[hr.Lambda(on_step_end=asks)])
+        statuses.append(ended.value.code)
 
+    def asks(info: hr.Info) -> None:
+        if info.step == 3:
+            made.preempt()
 
-@pytest.mark.slow
-def test_a_trainer_that_was_preempted_validates_predicts_and_goes_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with start(go_on_in_the_same_process, tmp_path, run) as child:
-        assert child.until("status") == "143"
-        assert child.until("validated") == "True"
-        assert child.until("predicted") == "(9, 2)"
-        assert child.until("digest") == trainees.reference().digest
-
-
-def ask_too_early(run: str) -> None:
-    """A request while the data are looked at, before the training proper, as a handler of one's own may make it."""
-
-    class Asking(trainees.Rows):
-        def __len__(self) -> int:
-            trainer.preempt()
-            return super().__len__()
-
-    trainer = trainees.trainer()
-    trainees.fit(trainer, run, Asking())
+    run, made, whole, statuses = tmp_path / "run", small.trainer(), small.trainer(), list[Any]()
+    if in_a_thread:  # where no handler can be set
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    else:
+        work()
+    assert statuses == [PREEMPTED]
+    assert trainees.last_step(run) == 3
+    assert made.validate(small.data())["val/loss"] > 0
+    assert made.predict(small.data()[0]).shape == (small.ROWS, 3)
+    assert small.fit(made, run=run).rows == small.fit(whole).rows
+    assert small.same(made, whole)
 
 
 def test_a_request_that_comes_while_a_training_is_set_up_is_not_forgotten(tmp_path: Path) -> None:
-    with start(ask_too_early, tmp_path, tmp_path / "run") as child:
-        assert child.ending() == PREEMPTED
+    """While the data are looked at, before the training proper, as a handler of one's own may make it."""
+
+    class Asking(trainees.Rows):
+        def __len__(self) -> int:
+            made.preempt()
+            return super().__len__()
+
+    made = trainees.trainer(microbatch=None)
+    with pytest.raises(SystemExit):
+        trainees.fit(made, tmp_path / "run", Asking())
     assert trainees.last_step(tmp_path / "run") <= 1
 
 
-def validate_in_a_hook(run: str, preempts: bool) -> None:
-    """A callback that validates by itself when an epoch ends, and remembers what it found."""
+class Validates(hr.Callback):
+    """Validates by itself when an epoch ends, and remembers what it found; it may ask for the end before that."""
 
-    class Validates(hr.Callback):
-        def __init__(self) -> None:
-            self.found: list[list[float]] = []
+    def __init__(self, asks: bool) -> None:
+        self.asks, self.found = asks, list[list[float]]()
 
-        def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
-            if preempts and info.step == 20:
-                info.trainer.preempt()
-            self.found.append([info.step, info.trainer.validate(trainees.Rows(12))["val/loss"]])
+    def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
+        if self.asks and info.step == 8:
+            info.trainer.preempt()
+        self.found.append([info.step, info.trainer.validate(small.data())["val/loss"]])
 
-        def state_dict(self) -> dict[str, Any]:
-            return {"found": self.found}
+    def state_dict(self) -> dict[str, Any]:
+        return {"found": self.found}
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.found = state["found"]
-
-    callback = Validates()
-    trainees.fit(trainees.trainer(), run, callbacks=[callback])
-    tell(f"found {callback.found}")
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.found = state["found"]
 
 
-@pytest.mark.slow
 def test_a_hook_that_is_interrupted_in_a_validation_of_its_own_is_called_again(tmp_path: Path) -> None:
     found = []
-    for name, asked in (("never", [False]), ("once", [True, False])):
-        for preempts in asked:
-            with start(validate_in_a_hook, tmp_path, tmp_path / name, preempts) as child:
-                if preempts:
-                    assert child.ending() == PREEMPTED
-                else:
-                    found.append(child.until("found"))
-    assert found[0] == found[1]
+    for run, asks in (("whole", False), ("parts", True), ("parts", False)):
+        callback = Validates(asks)
+        with pytest.raises(SystemExit) if asks else nullcontext():
+            small.fit(small.trainer(), epochs=3, run=tmp_path / run, callbacks=[callback])
+        found.append(callback.found)
+    assert len(found[1]) < len(found[0])
+    assert found[2] == found[0]
 
 
 def close_when_asked(run: str, how: str) -> None:

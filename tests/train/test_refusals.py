@@ -169,6 +169,7 @@ SETTINGS: list[Refusal] = [
     *((sets(nonfinite=value), hr.ConfigError, "nonfinite", repr(value), "skip") for value in ("skipp", None)),
     (sets(device="gpu"), hr.ConfigError, "device=", "'gpu'", "'cuda'"),
     (sets(threads=0), hr.ConfigError, "threads="),
+    *((sets(tape=value), hr.ConfigError, "tape= is True, False or 'auto'") for value in ("yes", 1.5, None)),
     *(
         (sets(device=value), hr.ConfigError, "device=", str(value), "'cpu'")
         for value in ("cuda", "cuda:1", torch.device("cuda"))

@@ -3,7 +3,6 @@
 import math
 import threading
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -162,74 +161,3 @@ def test_a_stop_that_is_asked_for_between_two_updates_is_made_there(tmp_path: An
     assert asks.is_set()
     assert counted.made == 60
     assert same(trained(make(True), False, run=tmp_path / "run"), expected)
-
-
-class Fails(torch.optim.SGD):
-    """Fails at its 40th step, half way."""
-
-    elementwise, made = True, 0
-    error: BaseException = OSError("no more")
-
-    def step(self, closure: Any = None) -> Any:
-        self.made += 1
-        if self.made == 40:
-            self.param_groups[0]["params"][0].data.add_(1)
-            raise self.error
-        return super().step(closure)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
-        (OSError("no more"), OSError, "no more"),
-        (RuntimeError("CUDA out of memory"), hr.OutOfMemoryError, "memory ran out while the optimizer stepped"),
-    ],
-)
-def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(
-    error: BaseException, kind: Any, message: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # an optimizer of the test's is taken for one of torch's: those of a user's own make their updates one by one
-    monkeypatch.setattr("headrace.arena.optimizer._is_of_torch", lambda step: True)
-    monkeypatch.setattr(Fails, "error", error)
-    ends = []
-    for driven in (True, False):
-        trainer = make(True, optimizer=partial(Fails, lr=1e-2))
-        with pytest.raises(kind, match=message) as caught:
-            trained(trainer, driven)
-        assert all(param.grad is None for param in trainer.model.parameters())
-        ends.append(state([trainer.model, str(caught.value)]))
-    assert same(*ends)
-    assert counted.made > 20
-
-
-class Rows(torch.utils.data.IterableDataset[Any]):
-    """Rows one by one, each after a call."""
-
-    def __init__(self, call: Callable[[], float]) -> None:
-        self.call = call
-
-    def __iter__(self) -> Any:
-        for pair in zip(X, Y, strict=True):
-            self.call()
-            yield pair
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("who", ["the source", "the schedule"])
-def test_what_is_called_between_two_updates_may_change_the_model(who: str) -> None:
-    """The first parameter is frozen at the 130th call."""
-    ends = []
-    for tape in (False, "auto"):
-        calls = list[int]()
-
-        def call(caller: str, calls: list[int] = calls) -> float:
-            calls += [1] * (caller == who)
-            if len(calls) == 130:
-                next(iter(trainer.model.parameters())).requires_grad_(False)  # noqa: B023
-            return float(0.999 ** len(calls))
-
-        trainer = make(tape=tape, batch_size=None, schedule=lambda progress, call=call: call("the schedule"))
-        rows = Rows(partial(call, "the source"))
-        found = trained(trainer, False, torch.utils.data.DataLoader(rows, batch_size=BATCH), epochs=4)
-        ends.append([found, len(calls)])
-    assert same(*ends)

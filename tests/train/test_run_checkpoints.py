@@ -166,13 +166,6 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
 # --- what stays -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("keep", "there"), [(1, [15]), (2, [14, 15]), (3, [13, 14, 15]), ("all", list(range(16)))])
-def test_the_last_so_many_stay(keep: int | str, there: list[int], tmp_path: Path) -> None:
-    fit(tmp_path, keep=keep, every="1 step")
-    assert steps_in(tmp_path) == there
-
-
 def test_the_best_stay_beyond_the_last_although_no_checkpoint_was_due(tmp_path: Path) -> None:
     scripted(tmp_path / "k", 3, 1, 9, 2, 8, 7, k=2, keep=1)
     assert steps_in(tmp_path / "k") == [10, 20, 30]

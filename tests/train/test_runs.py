@@ -173,25 +173,6 @@ def test_a_run_that_was_left_at_its_last_step_is_tested_when_it_is_gone_on_with(
     assert "train/loss" not in lines[-1]
 
 
-class Strange:
-    """A metric of one's own, with values that JSON does not know."""
-
-    def update(self, outputs: Tensor, target: Tensor) -> None: ...
-    def reset(self) -> None: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def compute(self) -> Any:
-        return {"nan": float("nan"), "inf": float("inf"), "tensor": torch.ones(2)}
-
-
-def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_were(tmp_path: Path) -> None:
-    rows = [repr(fit(make(metrics={"strange": Strange()}), tmp_path, TEST, epochs=1).rows) for _ in range(2)]
-    assert "'test/strange': {'nan': nan, 'inf': inf" in rows[0]
-    assert rows[1] == rows[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("restore", "schedule"),
@@ -217,27 +198,6 @@ def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
     assert found.rows == expected.rows
     assert same(parts[-1].model, whole.model)
     assert same(*(weights_of(tmp_path / name, 35) for name in ("whole", "parts")))
-
-
-def test_the_model_ends_as_best_while_the_last_checkpoint_stays_the_last(tmp_path: Path) -> None:
-    """The rate is so high that the last weights are not the best."""
-    trainer, plain = make(rate=0.5), make(rate=0.5)
-    losses = fit(trainer, tmp_path / "run", epochs=6, callbacks=[hr.EarlyStopping(patience=50)])["val/loss"]
-    fit(plain, None, epochs=6)
-    assert losses.index(min(losses)) < 5
-    assert trainer.validate(VAL)["val/loss"] == min(losses)
-    assert Store(tmp_path / "run" / "checkpoints", None).steps()[-1] == 30
-    assert same(weights_of(tmp_path / "run", 30), plain.model)
-    assert not same(trainer.model, plain.model)
-
-
-def test_one_that_is_made_longer_within_an_epoch_goes_on_counting_its_batches(tmp_path: Path) -> None:
-    seen: list[Any] = []
-    begins = hr.Lambda(on_epoch_start=lambda info: seen.append("epoch"))
-    for steps in (3, 8):
-        for info in make().steps(DATA, VAL, steps=steps, run=tmp_path / "run", callbacks=[begins]):
-            seen.append(info.batch)
-    assert seen == ["epoch", 1, 2, 3, 4, 5, "epoch", 1, 2, 3]
 
 
 @pytest.fixture

@@ -129,20 +129,10 @@ def test_the_rate_of_an_update_is_that_of_the_progress_before_it(limits: Any, pr
     assert used(make(down), **limits) == pytest.approx([1 - p for p in progress])
 
 
-class Summed(nn.Linear):
-    """The sum of what a linear layer makes of the items of a row."""
-
-    def forward(self, words: hr.Ragged) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(words.padded().sum(dim=1))
-
-
-@pytest.mark.parametrize("rows_of", ["rows", "items", "take"])
+@pytest.mark.parametrize("rows_of", ["rows", "take"])
 def test_where_batches_change_their_size_progress_goes_by_rows(rows_of: str) -> None:
     source: Any = DATA
     trainer = make(down, batch_size={0: 4, "1 epoch": 6})
-    if rows_of == "items":
-        table = hr.ArrayTable({"words": hr.Ragged.of([torch.randn(1 + k % 3, 6) for k in range(ROWS)]), "y": Y})
-        source, trainer = hr.Reader(table, count="words", seed=1), small.trainer(Summed(6, 3), schedule=down)
     if rows_of == "take":
         source = hr.head(hr.Reader(hr.ArrayTable(COLUMNS)), ROWS)
     before, first = 0, trainer.optimizer.param_groups[0]["lr"]
@@ -248,22 +238,6 @@ def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] is rate
 
 
-def test_the_rates_are_those_of_a_loop_of_ones_own() -> None:
-    """To the last bit."""
-    trainer = make(hr.Cosine(0.2), 0.3, order="none")
-    small.fit(trainer, DATA)
-    torch.manual_seed(0)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    for step in range(10):
-        optimizer.param_groups[0]["lr"] = 0.3 * hr.Cosine(0.2)(step / 10)
-        part = slice(BATCH * (step % 5), BATCH * (step % 5 + 1))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X[part]), Y[part]).backward()
-        optimizer.step()
-    assert same(trainer.model, model)
-
-
 # --- torch's ------------------------------------------------------------------------------------------------
 
 
@@ -363,11 +337,3 @@ def test_a_schedule_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
     resumed = stop_and_resume(lambda: make(schedule()), steps, tmp_path, source, DATA, **how)
     if schedule is falls:
         assert {row["rate"] for row in resumed.history if row["step"] > 12} == {0.5}
-
-
-@pytest.mark.parametrize(("schedule", "expected"), [(None, [1.0] * 10), (hr.Schedule(halving), [1.0] * 5 + [0.5] * 5)])
-def test_a_training_that_goes_on_with_another_schedule_has_the_first_rate_again(
-    schedule: Any, expected: list[float], tmp_path: Path
-) -> None:
-    drive(make(down), DATA, until=10, epochs=4, run=tmp_path / "run")
-    assert used(make(schedule), epochs=4, run=tmp_path / "run", override=True) == expected
