@@ -11,8 +11,7 @@ from kit.late import sparse
 from torch import Tensor
 
 import headrace as hr
-from headrace.adapters.adapt import as_data, as_table
-from headrace.adapters.iterables import LoaderSource
+from headrace.adapters.adapt import as_table
 from headrace.data.sparse import Sparse
 
 
@@ -187,12 +186,3 @@ def test_columns_by_name_may_be_lists_and_what_pandas_holds() -> None:
     assert len(as_table({"x": torch.zeros(0, 2)})) == len(as_table(frame[:0])) == 0
     assert as_table(frame["b"]).rows(0, 2)["x"].tolist() == [0.5, 1.5]
     assert as_table({"x": [[1.5, 2], [3, 4]]}).streams[0] == hr.Stream("x", (2,))  # a float of Python has no width
-
-
-def test_a_list_is_batches() -> None:
-    x, y = torch.zeros(2, 3), torch.ones(2)
-    batch = hr.Batch({"x": x, "y": y})
-    for batches in ([(x, y), (x, y)], [[x, y], [x, y]], [{"x": x, "y": y}], [batch, batch]):
-        source = as_data(batches)
-        assert isinstance(source, LoaderSource)
-        assert [stream.name for stream in source.streams] == ["x", "y"]

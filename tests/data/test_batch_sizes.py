@@ -171,15 +171,6 @@ def test_resume_after_any_step_gives_the_weights_of_a_training_never_stopped(
     stop_and_resume(lambda: make(schedule, macrobatch=20), steps, tmp_path, SOURCES[source], epochs=2)
 
 
-def test_another_schedule_is_another_run(tmp_path: Path) -> None:
-    make({0: 4, "1 epoch": 8}).fit((X, Y), epochs=1, run=tmp_path / "run", progress=False)
-    for other in (4, {0: 4, "2 epochs": 8}, {0: 4, "1 epoch": 9}):
-        with pytest.raises(hr.CheckpointError, match="batch_size"):
-            make(other).fit((X, Y), epochs=2, run=tmp_path / "run", progress=False)
-    history = make({0: 4, "1 epoch": 8}).fit((X, Y), epochs=2, run=tmp_path / "run", progress=False)
-    assert history.last["step"] == len(sizes({0: 4, "1 epoch": 8}, 2))
-
-
 # --- beside the training -----------------------------------------------------------------------------------
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from kit import trainees
 from kit.forked import Child, hear, start, tell
-from kit.own_data import Pulled
 from kit.sampled import sampled
 from torch import Tensor
 
@@ -37,22 +35,6 @@ class Failing(trainees.Rows):
             return super().take(indices)
         tell(f"failed on {len(indices)} rows")
         return self._fail(super().take(indices))
-
-
-class FailingSource(Pulled):
-    """The same rows without an order, pulled on the loop's own thread."""
-
-    def __init__(self, at: int = 0, how: str = "") -> None:
-        super().__init__(trainees.Rows().take(torch.arange(trainees.ROWS)).fields)
-        self._fails_at, self._how, self._questions = at, how, 0
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        batch = super().next_batch(size)
-        self._questions += batch is not None
-        if batch is None or self._questions != self._fails_at:
-            return batch
-        tell(f"failed on {batch.rows} rows")
-        return WAYS[self._how](batch)
 
 
 # --- ways to fail -----------------------------------------------------------------------------------------
@@ -164,45 +146,4 @@ def test_data_that_never_come_do_not_keep_a_training_from_ending(at: int, tmp_pa
 # --- sources ----------------------------------------------------------------------------------------------
 
 
-def train_pulled(run: str, how: str, at: int) -> None:
-    """The training of a source that fails, or does not."""
-    watched = trainees.Watched("", -1, lambda: None)
-    trainees.fit(watched.trainer, run, FailingSource(at, how), callbacks=[watched])
-    tell("digest " + trainees.digest(watched.trainer))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "at"),
-    [("raises", 14), ("exits", 5), ("a dict", 1), ("raises", 25)],
-)
-def test_a_source_that_fails_goes_on_from_where_it_was(how: str, at: int, tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    with start(train_pulled, tmp_path, run, how, at) as child:
-        assert child.ending() == (STATUS if how == "exits" else 1)
-    assert any(line.startswith("failed on") for line in child.told)
-    assert ("SourceError: FailingSource" in child.output) == (how != "exits")
-
-    digests = []
-    for path in (run, whole):
-        with start(train_pulled, tmp_path, path, "", 0) as child:
-            digests.append((child.until("digest"), (path / "metrics.jsonl").read_text().splitlines()))
-    assert digests[0] == digests[1]
-
-
 # --- validation -------------------------------------------------------------------------------------------
-
-
-def validate_failing(run: str) -> None:
-    """The training, whose validation data fail in the second epoch."""
-    trainees.fit(trainees.trainer(), run, val=Failing(12, 4, "raises"))
-
-
-@pytest.mark.slow
-def test_validation_data_that_fail_lose_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with start(validate_failing, tmp_path, run) as child:
-        assert child.ending() == 1
-    assert "failed on 4 rows" in child.told
-    assert re.search(r"SourceError: .* rows of x, y .*KeyError: 'row 17", child.output)
-    assert trainees.finished(run) == trainees.reference()

@@ -1,7 +1,6 @@
 """Data of every kind that Python holds: it is trained on, or refused with what to write instead."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from kit.sums import X, Y, make
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.data.ragged import Ragged
 
 # --- values ---------------------------------------------------------------------------------------------
 
@@ -75,37 +73,6 @@ def test_sparse_tensors_of_torch_are_sparse_rows_as_those_of_scipy_are() -> None
 
 
 # --- batches --------------------------------------------------------------------------------------------
-
-
-def test_outputs_that_are_packed_are_not_joined() -> None:
-    class Packs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, words: Ragged) -> Any:
-            return words.packed()
-
-    model = Packs()
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), batch_size=2)
-    with pytest.raises(hr.DataError, match=r"PackedSequence.*with_padded"):
-        trainer.predict({"words": Ragged.of([[1.0, 2.0], [3.0], [4.0], [5.0]])})
-
-
-def test_sequences_of_sample_dicts_are_made_a_batch() -> None:
-    model = nn.EmbeddingBag(9, 1)
-
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bag = model
-
-        def forward(self, words: Ragged) -> Tensor:
-            return self.bag(words.values, words.offsets[:-1])[:, 0]
-
-    trainer = hr.Trainer(Bag(), hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
-    samples = [{"words": [1, 2, 3], "y": 1.0}, {"words": [4], "y": 0.0}]
-    assert trainer.step(hr.samples(samples))["total_loss"] > 0
 
 
 def test_rows_of_other_lengths_in_the_validation_data_are_said_to_be_sequences() -> None:

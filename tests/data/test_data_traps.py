@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.in_run import in_run
 from kit.own_data import Pulled
 from kit.sums import Elsewhere, X, Y, make
 from torch import Tensor, nn
@@ -44,19 +43,6 @@ def test_an_augmentation_that_changes_lengths_cannot_be_sized_by_items() -> None
     hr.Reader(table, augment=doubled)
 
 
-def test_items_have_draws_of_their_own_wherever_they_are_read() -> None:
-    def noisy(fields: Any, draws: hr.Draws) -> Any:
-        words = fields["words"]
-        return {**fields, "words": words.with_values(words.values + draws.items(words).uniform())}
-
-    table = ragged_table("words", [3, 0, 1, 2])
-    whole = hr.Reader(table, augment=noisy).next_batch(4)["words"].values
-    reader = hr.Reader(table, augment=noisy)
-    parts = torch.cat([reader.next_batch(1)["words"].values for _ in range(4)])
-    assert torch.equal(whole, parts)
-    assert len(whole.frac().unique()) == 6
-
-
 def test_a_mix_and_any_reader_may_be_mapped_and_sized() -> None:
     words = ragged_table("words", [1, 2, 3, 4])
     mixed = hr.map(hr.mix([words, words], [1, 2], rows=30, count="words", augment=lambda f, draws: f), dict)
@@ -89,20 +75,6 @@ def test_a_limit_on_what_cannot_be_rewound_is_warned_of() -> None:
         make().validate(Pulled({"x": X, "y": Y}, state=False), limit=8)
 
 
-def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path: Path) -> None:
-    for seed, options in ((1, {}), (2, {"override": True})):
-        data = hr.head(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)
-        trainer = make()
-        trainer.fit(data, steps=3 * seed, progress=False, **in_run(tmp_path / "run", **options))
-    with pytest.raises(hr.SourceError, match="seed: saved 2, now 3"):
-        make().fit(
-            hr.head(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=3), 25),
-            steps=9,
-            progress=False,
-            run=tmp_path / "run",
-        )
-
-
 # --- sizes ----------------------------------------------------------------------------------------------
 
 
@@ -123,26 +95,6 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
             make(batch_size=size)
     with pytest.raises(hr.ConfigError, match="block= is a number of rows, at least 1, got 0"):
         hr.Reader(table, "blocks", block=0)
-
-
-class Long(hr.Table):
-    """Long sequences, whose lengths are told."""
-
-    streams = (hr.Stream("words", dtype="int64", sequence=True),)
-
-    def __len__(self) -> int:
-        return 1000
-
-    def take(self, indices: Tensor) -> hr.Batch:
-        return hr.Batch({"words": Ragged(torch.zeros(1000 * len(indices)), torch.arange(len(indices) + 1) * 1000)})
-
-    def lengths(self, stream: str) -> Tensor:
-        return torch.full((1000,), 1000)
-
-
-def test_staging_knows_how_long_sequences_are() -> None:
-    assert hr.Reader(Long()).row_bytes == 8000
-    assert hr.Feed(hr.Reader(Long()), batch_size=1).rows < 1000
 
 
 def test_validation_tables_are_read_in_batches_of_as_many_items() -> None:

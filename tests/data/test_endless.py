@@ -8,7 +8,7 @@ import pytest
 import torch
 from kit.own_data import Pulled
 from kit.sampled import sampled
-from kit.small import model, same, stop_and_resume, trainer
+from kit.small import model, same, trainer
 
 import headrace as hr
 from headrace.adapters import compose
@@ -121,17 +121,6 @@ def test_epochs_of_n_rows_are_trained(kind: str, macrobatch: int | str) -> None:
         plain.step(rows.next_batch(2 if b == 6 else 4))
     assert same(trainer, plain)
     assert not same(trainer, make())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "ahead"])
-@pytest.mark.parametrize("batch_size", [4, {0: 4, "1 epoch": 8}])
-def test_a_training_in_epochs_of_n_rows_is_resumed_bit_for_bit(kind: str, batch_size: Any, tmp_path: Path) -> None:
-    def made() -> hr.Trainer:
-        return make(batch_size=batch_size, macrobatch=8)
-
-    # of 6 or 3 steps in an epoch
-    stop_and_resume(made, [1, 5, 6, 11], tmp_path, lambda: compose.head(KINDS[kind](), 22), epochs=3)
 
 
 def test_without_state_a_run_says_what_it_cannot_keep(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.own_data import Elsewhere
-from kit.small import same, stop_and_resume, trainer
+from kit.small import same, trainer
 
 import headrace as hr
 from headrace.data.draws import Draws
@@ -183,23 +182,6 @@ def test_an_augmentation_that_breaks_its_promise_in_the_middle_is_named() -> Non
             list(hr.Feed(source, batch_size=7, macrobatch=7))
 
 
-def test_what_goes_wrong_within_an_augmentation_is_chained() -> None:
-    late = False
-
-    def fails(fields: Fields, draws: Draws) -> Fields:
-        if late:
-            raise KeyError("colour")
-        return fields
-
-    for table in (hr.ArrayTable(COLUMNS), Elsewhere(COLUMNS)):
-        late = False
-        source = hr.Reader(table, augment=fails)
-        late = True
-        with pytest.raises(hr.SourceError, match="KeyError: 'colour'") as caught:
-            list(hr.Feed(source, batch_size=7))
-        assert isinstance(caught.value.__cause__, KeyError)
-
-
 # --- training ----------------------------------------------------------------------------------------------
 
 
@@ -208,13 +190,6 @@ def shaken(fields: Fields, draws: Draws) -> Fields:
 
 
 LABELLED = {"x": X, "y": X[:, :3].argmax(dim=1)}
-
-
-def test_a_training_on_augmented_rows_is_resumed_bit_for_bit_anywhere(tmp_path: Path) -> None:
-    def made() -> hr.Trainer:
-        return trainer(batch_size=8, macrobatch=16, augment=shaken)
-
-    stop_and_resume(made, [1, 4, 6, 9], tmp_path, lambda: Elsewhere(LABELLED), every="1 step")
 
 
 def test_who_is_given_the_function_and_what_reads_the_rows_changes_no_weight() -> None:

@@ -1,8 +1,5 @@
 """A mix keeps its proportions in every round, gives every table's rows in turn, and is the same however it is read."""
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,39 +160,3 @@ def test_the_cursor_of_another_mix_is_refused(sizes: tuple[int, int], options: A
 
 
 # --- trained on --------------------------------------------------------------------------------------------
-
-
-def curriculum(tables: list[hr.Table], weights: Any = None) -> hr.Reader:
-    return compose.mix(tables, weights or {0: [9, 1], "6 steps": [1, 1]}, batch_size=16)
-
-
-READERS: dict[str, Callable[[list[hr.Table]], hr.Reader]] = {
-    "a mix whose weights change": curriculum,
-    "a mix": lambda tables: curriculum(tables, [9, 1]),
-    "buckets": lambda tables: hr.Reader(compose.concat(*tables), buckets="words", batch_size=16),
-}
-
-
-def trained(kind: str, run: Path | None = None, steps: int = 14) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    words = hr.Ragged.of([torch.zeros(1 + 7 * row % 13) for row in range(90)])
-    parts = [{"x": torch.randn(90, 4) + k, "y": torch.full((90,), k), "words": words} for k in (0, 1)]
-    model = torch.nn.Linear(4, 2)
-    trainer = hr.Trainer(
-        model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=16, inputs="x",
-        strategy=hr.Synchronous(parts=2),
-    )  # fmt: skip
-    trainer.fit(READERS[kind]([hr.ArrayTable(part) for part in parts]), steps=steps, progress=False, run=run)
-    return [param.detach() for param in model.parameters()]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the model has:UserWarning")
-@pytest.mark.parametrize("kind", ["a mix whose weights change", "buckets"])
-def test_a_training_has_the_same_bits_over_stops_and_counts_of_workers(kind: str, tmp_path: Path) -> None:
-    expected = trained(kind)
-    assert all(map(torch.equal, expected, hr.launch(partial(trained, kind), workers=2)))
-    for stop in (3, 6, 13):
-        trained(kind, tmp_path / str(stop), stop)
-        assert all(map(torch.equal, expected, trained(kind, tmp_path / str(stop))))
-    assert not all(map(torch.equal, expected, trained("a mix"))), "the control"
