@@ -35,7 +35,6 @@ def _whole(most: int, *shape: int, seed: int = 2) -> Tensor:
 Y = _whole(CLASSES, N)
 ROWS = {"x": _random(N, WIDTH), "y": Y}
 SERIES = {"x": _random(N, STEPS, WIDTH), "y": Y}
-TEXT = {"x": _whole(WORDS, N, STEPS), "y": Y}
 TWO = {"a": _random(N, WIDTH), "b": _random(N, 4, seed=3), "y": Y, "wanted": _random(N, 4, seed=3)}
 VALUES = {"x": _random(N, WIDTH), "y": _random(N, 1, seed=4)}
 WEIGHED = {"x": _random(N, WIDTH), "y": Y, "w": _random(N, seed=5).abs()}
@@ -252,30 +251,10 @@ def shapes(self: Any, x: Tensor) -> Any:
     return self.fc2(both[0] + max(both, key=len) + x.squeeze(0))
 
 
-@add()
-def turned(self: Any, x: Tensor) -> Any:
-    """Operations that make a tensor a view of itself."""
-    turned = (self.fc1(x) * 2).unsqueeze_(1).transpose_(0, 1).squeeze_(0).t_()
-    return self.fc2(torch.tanh(turned.t()))
-
-
-@add(gate=nn.Linear(WIDTH, 3), experts=nn.ModuleList([nn.Linear(WIDTH, 16) for _ in range(3)]))
-def mixture(self: Any, x: Tensor) -> Any:
-    gates = F.softmax(self.gate(x), dim=-1)
-    made = torch.stack([expert(x) for expert in self.experts], dim=1)
-    return self.fc2((gates.unsqueeze(-1) * made).sum(dim=1))
-
-
 @add(TWO, lambda: hr.CrossEntropy(output="logits") + hr.MSE(output="again", target="wanted"), b=nn.Bilinear(16, 4, 4))
 def gives_dictionary(self: Any, a: Tensor, b: Tensor) -> Any:
     hidden = torch.relu(self.fc1(a))
     return {"logits": self.fc2(hidden), "again": self.b(hidden, b)}
-
-
-@add(loss=lambda: hr.CrossEntropy(output=0) + hr.CrossEntropy(output=1, name="second"))
-def gives_tuple(self: Any, x: Tensor) -> Any:
-    hidden = self.fc1(x)
-    return self.fc2(hidden), self.fc2(-hidden)
 
 
 # --- sequences ----------------------------------------------------------------------------------------------------
@@ -300,20 +279,6 @@ def recurrent(self: Any, x: Tensor) -> Any:
     return self.fc2(state[0] + out[-1] + h[-1].repeat(1, 2))
 
 
-@add(
-    TEXT,
-    words=nn.Embedding(WORDS, 16, padding_idx=0),
-    places=nn.Embedding(16, 16),
-    layer=nn.TransformerEncoderLayer(16, 2, 16, dropout=0.1, batch_first=True),
-)
-def words(self: Any, tokens: Tensor) -> Any:
-    mask = (tokens != 0).unsqueeze(-1)
-    places = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
-    x = (self.words(tokens) * math.sqrt(16) + self.places(places)) * mask
-    x = x + self.layer(x)
-    return self.fc2(x.sum(dim=1) / mask.sum(dim=1).clamp(min=1) + x.amax(dim=1))
-
-
 @add(MASKED)
 class Attention(Layers):
     """Attention as it is written in tutorials: by torch's layer, and by hand with masks of several kinds."""
@@ -336,46 +301,6 @@ class Attention(Layers):
         scores = scores + torch.zeros_like(scores).masked_fill_(later, -torch.inf)
         x = x + torch.softmax(scores.masked_fill(~mask.unsqueeze(1), -1e9), dim=-1).matmul(self.value(x))
         return super().forward((x * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
-
-
-class GptBlock(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width)})
-        self.n_head, self.n_embd, self.dropout = heads, width, 0.1
-
-    def attn(self, x: Tensor) -> Any:
-        B, T, C = x.size()
-        q, k, v = (
-            each.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-            for each in self.c_attn(x).split(self.n_embd, dim=2)
-        )
-        p = self.dropout if self.training else 0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=p, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
-
-    def forward(self, x: Tensor) -> Any:
-        x = x + self.attn(self.ln_1(x))
-        m = self.mlp
-        return x + m["c_proj"](F.gelu(m["c_fc"](self.ln_2(x))))
-
-
-@add(
-    TEXT,
-    transformer=nn.ModuleDict(
-        {"wte": nn.Embedding(WORDS, 16), "wpe": nn.Embedding(16, 16), "h": nn.ModuleList([GptBlock(16, 2)])}
-    ),
-)
-def gpt(self: Any, idx: Tensor) -> Any:
-    _, t = idx.size()
-    assert t <= STEPS, f"cannot forward a sequence of length {t}, the block size is {STEPS}"
-    pos = torch.arange(0, t, dtype=torch.long, device=idx.device)
-    x = self.transformer.wte(idx) + self.transformer.wpe(pos)
-    for block in self.transformer.h:
-        x = block(x)
-    return self.fc2(x[:, -1, :])
 
 
 # --- losses and objectives ------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 import torch
 from kit.plain_loop import plain_loop
 from kit.small import same as equal
-from kit.small import stop_and_resume
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
@@ -99,19 +98,6 @@ def test_one_norm_of_all_gradients_is_clipped() -> None:
     ours.step((X[:BATCH], Y[:BATCH]))
     moved = [p.detach() - q.detach() for p, q in zip(ours.model.parameters(), before.parameters(), strict=True)]
     assert torch.cat([each.flatten() for each in moved]).norm().item() == pytest.approx(0.1, rel=1e-4)
-
-
-@pytest.mark.parametrize("make", [muon_and_adamw, three])
-@pytest.mark.slow
-def test_a_run_that_stops_after_any_update_goes_on_with_the_same_bits(make: Make, tmp_path: Path) -> None:
-    stop_and_resume(
-        lambda: trainer(make, schedule=hr.Cosine(0.2)),
-        [*range(1, STEPS, 2)],
-        tmp_path,
-        (X, Y),
-        steps=STEPS,
-        every="1 step",
-    )
 
 
 def _weights(strategy: hr.Strategy) -> list[Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from kit.plain_loop import plain_loop
-from kit.small import data, fit, momentum, stop_and_resume
+from kit.small import data, fit, momentum, same, stop_and_resume
 from torch import nn
 
 import headrace as hr
@@ -31,10 +31,6 @@ def trainer(kind: str) -> hr.Trainer:
     return hr.Trainer(model, hr.CrossEntropy(), momentum(model), batch_size=BATCH)
 
 
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(map(torch.equal, a.parameters(), b.parameters()))
-
-
 @pytest.mark.slow
 def test_the_weights_are_those_of_the_plain_loop_and_not_those_of_fp32() -> None:
     ours, plain = trainer("fp8"), trainer("fp32")
@@ -42,8 +38,8 @@ def test_the_weights_are_those_of_the_plain_loop_and_not_those_of_fp32() -> None
     fit(plain, (X, Y))
     model = network("fp8")
     expected = plain_loop(model, momentum(model), (X, Y), BATCH, 2)
-    assert equal(expected, ours.model)
-    assert not equal(expected, plain.model), "the control"
+    assert same(expected, ours.model)
+    assert not same(expected, plain.model), "the control"
 
 
 @pytest.mark.slow

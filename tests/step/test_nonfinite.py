@@ -189,15 +189,6 @@ def test_skipping_goes_on_as_if_bad_batches_had_never_been(
     assert math.isclose(history.last["train/loss"], expected.last["train/loss"], rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=["momentum", "adamw"], of=4))
-def test_a_healthy_run_has_the_same_bits_under_either_guard(name: str) -> None:
-    host, device = made(optimizer=name), made(on_device=True, optimizer=name)
-    first, second = fit(host), fit(device)
-    assert not difference(host, device)
-    assert first.last == pytest.approx(second.last)
-    assert device.skipped == 0
-
-
 def test_the_raw_loop_is_ruined_by_a_buffer_that_overflows() -> None:
     """The control: the loss and the gradients of that step are finite indeed."""
     model, (x, y) = made("batch norm").model, with_bad("batch norm", BAD)

@@ -12,9 +12,9 @@ import headrace as hr
 from headrace.errors import ConfigError, ModelError
 
 
-def train(model: nn.Module, **settings: Any) -> hr.Trainer:
+def train(model: nn.Module, limit: Any = None, **settings: Any) -> hr.Trainer:
     trainer = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=BATCH, **settings)
-    trainer.fit(data("tied"), epochs=2, progress=False)
+    trainer.fit(data("tied"), **(limit or {"epochs": 2}), progress=False)
     return trainer
 
 
@@ -77,9 +77,9 @@ def test_what_does_not_go_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of dynamo
 def test_the_modules_that_are_named_are_compiled() -> None:
     torch.manual_seed(5)
-    plain = train(MODELS["tied"](), tape=False)
+    plain = train(MODELS["tied"](), {"steps": 3}, tape=False)
     torch.manual_seed(5)
-    compiled = train(MODELS["tied"](), compile="blocks.*.layers")
+    compiled = train(MODELS["tied"](), {"steps": 3}, compile=["blocks.1.layers"])
     made = [name for name, module in compiled.model.named_modules() if module._compiled_call_impl is not None]
-    assert made == ["blocks.0.layers", "blocks.1.layers"]
+    assert made == ["blocks.1.layers"]
     assert distance(full(plain.model), full(compiled.model)) <= 1e-4

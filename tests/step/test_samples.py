@@ -68,23 +68,6 @@ def test_a_list_is_batches_whatever_went_before(before: Callable[[], hr.Trainer]
     )
 
 
-def test_all_rows_of_a_list_of_tensors_are_trained() -> None:
-    seen = list[torch.Tensor]()
-
-    class Seen(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(x.detach().clone())
-            return super().forward(x)
-
-    model = Seen(2, 2)
-    batches = [torch.randn(16, 2), torch.randn(16, 2)]
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), inputs="x", target="x", tape=False)
-    history = trainer.fit(batches, epochs=1, progress=False)
-    assert history.last["step"] == 2
-    assert torch.equal(torch.cat(seen[-2:]), torch.cat(batches))
-    assert trainer.predict(batches).shape == (32, 2)
-
-
 @pytest.mark.parametrize("kind", LISTS)
 def test_samples_are_what_their_rows_are_together(kind: str) -> None:
     ours, other = make(), make()
@@ -116,16 +99,6 @@ def test_what_is_neither_batches_nor_samples_is_refused_and_the_remedy_is_named(
     given, message = REFUSED[kind]
     with pytest.raises(hr.DataError, match=message):
         USES[use](before(), given)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [[*X], [{"x": x} for x in X], [(x,) for x in X], [{"x": x, "mask": x > 0} for x in X], [[*map(float, X[0])]]],
-)
-def test_rows_in_a_list_are_no_batches(rows: list[Any]) -> None:
-    for trainer in (fresh(), trained()):
-        with pytest.raises(hr.DataError, match=r"hr\.samples\(\[\.\.\.\]\)"):
-            trainer.predict(rows)
 
 
 def test_samples_may_be_x_alone() -> None:

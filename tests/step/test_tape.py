@@ -187,21 +187,6 @@ def test_flat_optimizers_have_the_bits_of_their_own_steps(name: str, foreach: bo
         assert value is found[0][name] is None or torch.equal(value, found[0][name])
 
 
-def test_who_insists_is_told_what_cannot_be_recorded() -> None:
-    class Reads(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.weight.abs().mean().item()
-
-    with pytest.raises(hr.ModelError, match=r"tape=True, and a pass cannot be recorded.*tape='auto'"):
-        fit(trainer_of(lambda: Reads(6, 3), True))
-
-
-@pytest.mark.parametrize("wrong", ["yes", 1.5, None])
-def test_another_value_of_tape_is_an_error(wrong: Any) -> None:
-    with pytest.raises(hr.ConfigError, match="tape= is True, False or 'auto'"):
-        trainer_of(simple, wrong)
-
-
 class Scaled(nn.Module):
     """A layer and a single number, which no vector holds."""
 

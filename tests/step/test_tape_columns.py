@@ -36,25 +36,6 @@ def test_columns_have_the_bits_of_rows(classes: int) -> None:
             assert torch.equal(bits(place), bits(torch.log_softmax(x, 1)))
 
 
-@pytest.mark.parametrize(
-    ("x", "dim", "used"),
-    [
-        (torch.zeros(128, MOST), 1, True),
-        (torch.zeros(128, MOST), -1, True),
-        (torch.zeros(128, MOST), 0, False),
-        (torch.zeros(MOST, 128).t(), 1, False),
-        (torch.zeros(128, MOST, dtype=torch.float64), 1, False),
-        (torch.zeros(100, MOST), 1, False),
-        (torch.zeros(1024, MOST), 1, False),
-        (torch.zeros(128, 16), 1, False),
-        (torch.zeros(16, 2), 1, False),
-        (torch.zeros(16, 8, 4), 1, False),
-    ],
-)
-def test_shapes_and_types_that_were_not_searched_are_left_to_torch(x: Tensor, dim: int, used: bool) -> None:
-    assert (log_softmax_by_columns(x, dim, False) is not None) == used
-
-
 def test_what_differs_in_one_number_of_all_draws_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
