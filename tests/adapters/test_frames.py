@@ -11,7 +11,6 @@ import torch
 from kit.late import pandas as pd
 
 import headrace as hr
-from headrace.data.ragged import Ragged
 
 
 def open_table(frame: Any) -> hr.ArrayTable:
@@ -80,15 +79,6 @@ def test_nulls_of_a_frame_are_counted_and_the_first_is_named(column: Callable[[]
 def test_what_a_frame_cannot_give_is_refused(frame: Callable[[], Any], message: str) -> None:
     with pytest.raises(hr.DataError, match=message):
         open_table(frame())
-
-
-def test_an_arrow_table_is_used_in_place_where_it_lies_in_one_piece() -> None:
-    values = pa.array(np.arange(4.0))
-    table = open_table(pa.table({"x": values, "s": ["b", "a", "b", "c"], "l": [[1], [], [2, 3], []]}))
-    assert table.columns["x"].data_ptr() == values.buffers()[1].address  # type: ignore[union-attr]
-    assert table.columns["s"].tolist() == [1, 0, 1, 2]  # type: ignore[union-attr]
-    assert table.categories == {"s": ["a", "b", "c"]}
-    assert isinstance(table.columns["l"], Ragged)
 
 
 def test_chunks_of_an_arrow_table_are_joined_and_so_are_their_dictionaries() -> None:

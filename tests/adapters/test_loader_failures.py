@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -200,43 +199,6 @@ def test_a_source_that_has_failed_can_be_asked_again() -> None:
     source._data.dataset.at = -1  # type: ignore[attr-defined]
     found += [source.next_batch(1)["i"].tolist() for _ in range(UPDATES - 9)]  # type: ignore[index]
     assert found == expected
-
-
-class EndsSlowly(Failing):
-    """Its second worker closes its connections, as one does that ends, and has ended some time after that."""
-
-    def __init__(self, place: Path) -> None:
-        super().__init__()
-        self.place = place
-
-    def __getitem__(self, i: int) -> Any:
-        if i == 2:
-            wait_for(self.place / "read")
-        if i == 6:
-            while (listener := resource_sharer._resource_sharer._listener) is None:  # type: ignore[attr-defined]
-                time.sleep(0.01)
-            time.sleep(0.3)  # a thread is still writing where it listens
-            listener.close()
-            (self.place / "closed").touch()
-            time.sleep(0.5)
-            os._exit(STATUS)
-        return super().__getitem__(i)
-
-
-def wait_for(file: Path) -> None:
-    while not file.exists():
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_a_worker_is_named_whose_connections_have_closed_before_it_has_ended(tmp_path: Path) -> None:
-    batches = DataLoader(EndsSlowly(tmp_path), SIZE, num_workers=2)
-    source = LoaderSource(batches, names=("x", "y", "i"), streams=STREAMS)
-    source.next_batch(1)
-    (tmp_path / "read").touch()
-    wait_for(tmp_path / "closed")
-    with pytest.raises(hr.SourceError, match=rf"failed after 1 batches.*exited unexpectedly .*exit code {STATUS}"):
-        source.next_batch(1)
 
 
 def train_in_a_process(run: str, how: str, at: int) -> None:

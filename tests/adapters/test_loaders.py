@@ -34,7 +34,6 @@ from kit.small import same
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
-    IterableDataset,
     RandomSampler,
 )
 
@@ -54,16 +53,6 @@ def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: st
     trainees.seed()
     feed = hr.Feed(LoaderSource(LOADERS[name]()))
     assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
-
-
-def test_batches_and_samples_bring_no_gradients_of_their_own() -> None:
-    class Weighted(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            weight = torch.ones(2, requires_grad=True)
-            yield from ((torch.ones(2) * weight, 0) for _ in range(4))
-
-    for source in (SampleSource(Weighted()), LoaderSource(DataLoader(Weighted(), 2))):
-        assert not any(batch["x"].requires_grad for batch in hr.Feed(source, batch_size=2))
 
 
 class Note:

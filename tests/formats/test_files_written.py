@@ -54,13 +54,6 @@ def test_any_rows_come_back_from_a_file(data: st.DataObject) -> None:
     assert contents(found.take(indices)) == contents(table.take(indices))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_half_a_word_come_back(kind: str) -> None:
-    table = hr.ArrayTable({"x": torch.arange(6).view(3, 2).bfloat16(), "y": torch.arange(3).half()})
-    write_table(table, "t" + kind)
-    assert every_row(open_table("t" + kind)) == every_row(table)
-
-
 def test_sparse_rows_that_turn_out_to_have_values_are_written_with_all_of_them() -> None:
     class Turning(hr.Table):
         streams = (hr.Stream("w", (5,), layout="sparse"),)

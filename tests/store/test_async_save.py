@@ -234,9 +234,6 @@ WAYS = [  # the loop, how it is left, whether its last save fails, the exit stat
     ("plain", "break", False, 0, 7),
     ("closed", "sys.exit(3)", False, 3, 7),
     ("closed", "pass", False, 0, 10),
-    ("closed", "break", False, 0, 7),
-    ("closed", "raise ValueError('mine')", False, 1, 7),
-    ("closed", "break", True, 1, 5),
     ("closed", "raise ValueError('mine')", True, 1, 5),
     ("closed", "loop.close()", True, 1, 5),
     ("plain", "break", True, 0, 5),  # where Python only prints the error

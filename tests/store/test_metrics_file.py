@@ -176,19 +176,6 @@ def test_a_file_changed_anywhere_is_refused_or_read_and_never_breaks_the_run(
     assert refused > len(changes) / 4 or file != "run.json"
 
 
-def test_a_number_whose_name_is_half_a_character_is_reported_as_any_other(tmp_path: Path) -> None:
-    names = hr.Lambda(on_epoch_end=lambda info, row: info.log({"odd \ud800": 1.0}))
-    for epochs in (1, 2):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-        watching = [names, hr.TensorBoard()]
-        data = (X, (X[:, 0] > 0).long())
-        trainer.fit(data, epochs=epochs, run=tmp_path / "run", callbacks=watching, progress=False)
-    (events,) = (tmp_path / "run" / "tb").iterdir()
-    assert events.read_bytes().count(b"odd \\ud800") == 2
-
-
 def test_a_report_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     fired = 0
 
