@@ -102,18 +102,6 @@ def test_an_ignored_label_is_looked_for_again_in_rows_that_were_looked_through_b
         loss.ignore_index = 2
 
 
-def test_a_prior_may_change_its_coefficient_and_take_in_biases() -> None:
-    model = nn.Linear(K, K, dtype=torch.float64)
-    prior = hr.L2Prior(1e-3)
-    trainer = still(hr.CrossEntropy() + prior, model)
-    before = trainer.step((X, Y))
-    prior.coefficient, prior.biases = 0.5, True
-    after = trainer.step((X, Y))
-    penalty = 0.5 * sum(p.square().sum().item() for p in model.parameters())
-    assert after["l2_prior"] == pytest.approx(0.5 * penalty)
-    assert after["total_loss"] == pytest.approx(before["cross_entropy"] + 0.5 * penalty)
-
-
 def test_metrics_go_by_what_the_outputs_are_now() -> None:
     loss, shares = hr.BinaryCrossEntropy(), torch.linspace(0.01, 0.4, N, dtype=torch.float64)
     trainer, streams = still(loss, Through(), metrics="accuracy"), {"x": shares, "y": torch.ones(N).double()}
@@ -163,29 +151,3 @@ def test_one_loss_may_serve_several_trainers_with_one_target() -> None:
         still(size, Through())
     with pytest.raises(hr.ConfigError, match=r"this Size was given to a trainer with inputs='x' and target='y'"):
         still(size, Through(), target="z")
-
-
-@pytest.mark.filterwarnings("ignore:.* as many classes as places")
-def test_one_loss_may_serve_a_trainer_with_probabilities_and_another_with_a_label_for_each_pixel() -> None:
-    loss = hr.CrossEntropy()
-    rows = still(loss, Through(), microbatch=7)
-    pixels = still(loss, Through(), microbatch=7)
-    images, masks = X.view(N, K, 1).expand(N, K, 5), Y.view(N, 1).expand(N, 5)
-    for _ in range(2):
-        assert rows.step((X, F.one_hot(Y, K).double()))["total_loss"] == pytest.approx(F.cross_entropy(X, Y).item())
-        assert pixels.step((images, masks))["total_loss"] == pytest.approx(F.cross_entropy(X, Y).item())
-
-
-@pytest.mark.parametrize("first", [None, ONES])
-def test_several_workers_take_other_class_weights_like_one(first: list[float] | None) -> None:
-    def train(strategy: Any = None) -> float:
-        loss, model = hr.CrossEntropy(class_weights=first), nn.Linear(K, K, dtype=torch.float64)
-        nn.init.eye_(model.weight)
-        nn.init.zeros_(model.bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = hr.Trainer(model, loss, optimizer, strategy=strategy, batch_size=12)
-        for info in trainer.steps((X, Y), epochs=1):
-            loss.class_weights = W if info.step == 1 else loss.class_weights
-        return sum(p.square().sum().item() for p in model.parameters())
-
-    assert hr.launch(train, workers=2) == pytest.approx(train())

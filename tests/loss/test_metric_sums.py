@@ -13,6 +13,7 @@ from kit.stand_ins import Recorder, Through
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.loss.tally import LossSums
 
 sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
 N, K, BATCH = 61, 4, 9
@@ -304,3 +305,11 @@ def test_a_trainer_scores_training_and_validation_apart_and_leaves_the_objects_g
         assert row[f"{name}/f1"] == pytest.approx(sk.f1_score(y, p, average="weighted"), rel=1e-6)
         assert row[f"{name}/own"] == [len(y)]
     assert (own.rows, theirs.update_count) == ([], 0)
+
+
+def test_single_precision_sums_are_added_in_double() -> None:
+    tally = LossSums()
+    for _ in range(3000):  # more than wait on the device at once
+        tally.add("mse", torch.tensor(1e6 + 0.0625), torch.tensor(1), 1.0)
+    tally.add("mse", 0.0, 1, 1.0)
+    assert tally.read()["mse"] == pytest.approx(3000 * (1e6 + 0.0625) / 3001, rel=1e-12)

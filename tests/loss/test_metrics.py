@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.imports import imported_after
 from kit.small import fit, same, stop_and_resume
 from torch import Tensor, nn
 
@@ -282,17 +281,3 @@ def test_a_metric_that_fails_is_named() -> None:
 
     with pytest.raises(hr.DataError, match="metric 'mine'"):
         trainer(hr.CrossEntropy(), metrics={"mine": Fails()}).validate((X, DIGIT))
-
-
-NAMED = """
-import sys, torch, headrace as hr
-sys.modules["torchmetrics"] = None
-model, data = torch.nn.Linear(1, 1), (torch.zeros(4, 1), torch.zeros(4, 1))
-trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), metrics=["mae", "accuracy", "auroc"])
-trainer.fit(data, epochs=1, progress=False)
-"""
-
-
-def test_metrics_by_name_need_no_torchmetrics(tmp_path: Path) -> None:
-    """Importing it takes a second, and here it cannot be imported."""
-    imported_after(NAMED, tmp_path)

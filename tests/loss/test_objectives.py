@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import same as equal
 from kit.small import stop_and_resume
 from torch import Tensor, nn
 
@@ -31,34 +30,6 @@ def batches(epochs: int = 2) -> list[Tensor]:
     order = hr.Order(ROWS)
     rows = [torch.from_numpy(order.indices(epoch, 0, ROWS)) for epoch in range(epochs)]
     return [part for epoch in rows for part in epoch.split(BATCH)]
-
-
-def test_contrastive_learning_where_rows_meet() -> None:
-    class InfoNCE(hr.Objective):
-        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
-            a, b = F.normalize(model(batch["x"])), F.normalize(model(batch["other"]))
-            loss = F.cross_entropy(a @ b.T / 0.2, torch.arange(batch.rows), reduction="sum")
-            return {"info_nce": hr.Term(loss, float(batch.rows))}
-
-    other = X + 0.1 * torch.randn(ROWS, 8, generator=GENERATOR)
-    torch.manual_seed(1)
-    ours = net(8, 16, 4)
-    torch.manual_seed(1)
-    raw = net(8, 16, 4)
-    trainer = hr.Trainer(ours, InfoNCE(), torch.optim.SGD(ours.parameters(), lr=0.1), batch_size=BATCH)
-    history = trainer.fit({"x": X, "other": other}, epochs=2, progress=False)
-    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
-    for rows in batches():
-        optimizer.zero_grad()
-        a, b = F.normalize(raw(X[rows])), F.normalize(raw(other[rows]))
-        F.cross_entropy(a @ b.T / 0.2, torch.arange(len(rows))).backward()
-        optimizer.step()
-    assert equal(ours, raw)
-    assert history.rows[1]["train/loss/info_nce"] < history.rows[0]["train/loss/info_nce"]
-    with pytest.raises(
-        hr.ConfigError, match=r"microbatch=8 splits batches, and the loss 'InfoNCE'.* leave microbatch= out"
-    ):
-        hr.Trainer(ours, InfoNCE(), torch.optim.SGD(ours.parameters(), lr=0.1), microbatch=8)
 
 
 class Distil(hr.Objective):

@@ -165,13 +165,3 @@ def test_a_declared_row_mean_gives_the_update_of_the_whole_batch(microbatch: int
 def test_a_row_mean_must_be_one_number() -> None:
     with pytest.raises(hr.ConfigError, match=r"'l1_loss' must return one number.*returned \[23, 3\]"):
         trainer(hr.RowMean(functools.wraps(F.l1_loss)(lambda o, t: (o - t).abs()))).step((PRICES, PAID))
-
-
-def test_a_row_mean_names_the_output_that_it_does_not_find() -> None:
-    class Named(Through):
-        def forward(self, x: Tensor) -> Any:
-            return {"near": super().forward(x)}
-
-    assert trainer(hr.RowMean(F.l1_loss, output="near"), Named()).step((PRICES, PAID))["total_loss"] > 0
-    with pytest.raises(hr.ConfigError, match=r"output='far' is not among .*near"):
-        trainer(hr.RowMean(F.l1_loss, output="far"), Named()).step((PRICES, PAID))

@@ -50,18 +50,7 @@ def test_average_precision_is_what_the_tools_of_coco_say(seed: str) -> None:
             assert list(metric.by_class().values()) == pytest.approx(EXPECTED[seed]["classes"], abs=2e-6)
 
 
-def test_average_precision_by_hand() -> None:
-    boxes = torch.tensor([[[0.0, 0, 10, 10, 0], [20, 20, 30, 30, 0]]])
-    rows = [[20.0, 20, 30, 30, 0.9, 0], [50, 50, 60, 60, 0.8, 0], [0, 0, 10, 8, 0.7, 0], [0, 0, 10, 10, 0.6, 1]]
-    metric = vision.MeanAveragePrecision([0.5, 0.85])
-    metric.update(torch.tensor([rows]), boxes)
-    at_half = (51 * 1 + 50 * 2 / 3) / 101  # found at ranks 1 and 3
-    assert metric.compute() == pytest.approx((at_half + 51 / 101) / 2)
-    metric.reset()
-    assert metric.compute() == 0
-
-
-def test_a_metric_goes_on_from_its_state() -> None:
+def test_a_metric_goes_on_from_its_state_and_begins_again_after_a_reset() -> None:
     detections, boxes = found_and_wanted(5)
     whole, first, second = (vision.MeanAveragePrecision() for _ in range(3))
     whole.update(detections, boxes)
@@ -69,3 +58,5 @@ def test_a_metric_goes_on_from_its_state() -> None:
     second.load_state_dict(first.state_dict())
     second.update(detections[10:], boxes[10:])
     assert second.compute() == whole.compute() > 0.1
+    whole.reset()
+    assert whole.compute() == 0
