@@ -164,7 +164,8 @@ def test_focal_and_huber_losses_are_sums_over_the_batch_and_huber_has_the_parame
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_is_written_and_read_goes_on_to_the_same_losses(kind: str, tmp_path: Path) -> None:
-    model = small(kind, learning_rate=0.01, class_names=["a", "b"])
+    solver = "adam" if kind == "detection" else "sgd"
+    model = small(kind, learning_rate=0.01, class_names=["a", "b"], solver_type=solver)
     samples = [sample(kind)]
     ha.train_dl_model_batch(model, samples)
     ha.write_dl_model(model, tmp_path / "model.hdl")
@@ -172,15 +173,6 @@ def test_a_model_that_is_written_and_read_goes_on_to_the_same_losses(kind: str, 
     for _ in range(2):
         assert ha.train_dl_model_batch(other, samples) == ha.train_dl_model_batch(model, samples)
     assert ha.get_dl_model_param(other, "class_names") == ["a", "b"]
-
-
-def test_adam_goes_on_after_reading_too(tmp_path: Path) -> None:
-    model, samples = flat(batch_size=3, solver_type="adam", learning_rate=0.1), images_of(3)
-    ha.train_dl_model_batch(model, samples)
-    ha.write_dl_model(model, tmp_path / "model.hdl")
-    other = ha.read_dl_model(tmp_path / "model.hdl", network=Flat())
-    for _ in range(2):
-        assert ha.train_dl_model_batch(other, samples) == ha.train_dl_model_batch(model, samples)
 
 
 def test_the_classes_of_an_image_come_by_falling_confidence() -> None:
@@ -264,14 +256,6 @@ def test_the_example_and_its_native_twin_come_to_the_same_losses_and_weights() -
     assert legacy["losses"][-1] < 0.5 * legacy["losses"][0]
 
 
-def test_parameters_say_what_the_model_was_made_with() -> None:
-    model = flat()
-    assert ha.get_dl_model_param(model, "image_dimensions") == [2, 2, 1]
-    assert ha.get_dl_model_param(model, "type") == "classification"
-    assert ha.get_dl_model_param(model, "num_classes") == 3
-    assert [ha.get_dl_model_param(model, name) for name in ("batch_size", "batch_size_multiplier")] == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -313,14 +297,6 @@ def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
         ha.get_dl_model_param(again, name) for name in ("batch_size", "learning_rate", "class_weights", "class_ids")
     ]
     assert found == [4, 0.5, [1.0, 3.0], [1, 2]]
-
-
-def test_without_boxes_a_class_weight_of_a_quarter_leaves_three_quarters_of_the_focal_loss() -> None:
-    empty = {key: [] for key in ("bbox_row1", "bbox_col1", "bbox_row2", "bbox_col2", "bbox_label_id")}
-    samples = [{**sample("detection"), **empty}]
-    plain = ha.train_dl_model_batch(small("detection"), samples)
-    weighted = ha.train_dl_model_batch(small("detection", class_weights=0.25), samples)
-    assert weighted["focal"] == pytest.approx(0.75 * plain["focal"], rel=1e-6)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")

@@ -425,18 +425,6 @@ def test_a_small_module_is_trained_from_a_tape_until_the_cost_is_set_otherwise()
         assert handler.cost.getError() == pytest.approx(wanted.mean().item(), abs=1e-5)
 
 
-def test_a_batch_that_is_handled_in_eval_mode_after_many_in_train_mode_is_not_replayed() -> None:
-    model = nn.Sequential(nn.Dropout(0.9), linear())
-    handler = trainer(model, pl.CrossEntropy(), pl.SGD(learnRate=0.0), batchsize=23)
-    for _ in range(12):
-        handler.trainFromHost(X, Y, random=False)
-    model.eval()
-    with torch.no_grad():
-        wanted = nn.functional.cross_entropy(model(torch.from_numpy(X)), torch.from_numpy(Y).long())
-    handler.handleBatch([X, Y], 0, None)
-    assert handler.cost.getError() == pytest.approx(wanted.item(), abs=1e-6)
-
-
 def test_several_costs_give_lists_of_errors_and_gradients() -> None:
     pred, target = torch.randn(10, 4), torch.randn(10, 4)
     errors, grads = pl.Multi().append(pl.MSE()).append(pl.Abs())([pred, pred], [target, target])

@@ -240,14 +240,6 @@ def test_slices_count_from_the_end_where_they_are_negative() -> None:
             C.slice(x, 1, begin, end)
 
 
-def test_the_largest_number_is_that_of_a_whole_sample_if_no_axis_is_named() -> None:
-    x = C.input_variable((2, 3))
-    data = np.array([[[1, 5, 2], [3, 4, -7]], [[0, 0, 1], [9, 0, 2]]], np.float32)
-    for node, wanted in ((C.argmax(x), [1, 3]), (C.argmax(x, C.Axis.all_static_axes()), [1, 3])):
-        assert node.eval({x: data}).tolist() == wanted
-        assert node.shape == ()
-
-
 def test_a_seed_of_dropout_is_refused_rather_than_ignored() -> None:
     x = C.input_variable(3)
     for make in (lambda: C.dropout(x, 0.5, seed=7), lambda: C.layers.Dropout(0.5, seed=7)(x)):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.forked import start_script
 
 import headrace.compat.cntk as C
 from headrace.compat.cntk.io import FULL_DATA_SWEEP, INFINITELY_REPEAT, MinibatchSource
@@ -259,51 +258,6 @@ def test_a_session_goes_on_from_the_checkpoint_with_the_largest_number(
     assert writer.updates == wanted
     left = ("", 2) if renamed else ("", 1, 2)
     assert files(tmp_path) == {f"saved{k}{end}" for k in left for end in ("", ".ckp")}
-
-
-PROGRAM = """
-import os, sys, torch, warnings
-warnings.simplefilter("ignore")
-import numpy as np
-import headrace.compat.cntk as C
-
-folder, end = sys.argv[1], int(sys.argv[2])
-torch.manual_seed(3)
-x, y = C.input_variable(4), C.input_variable(3)
-z = C.layers.Sequential([C.layers.Dense(6, activation=C.tanh), C.layers.Dropout(0.2), C.layers.Dense(3)])(x)
-rate = C.learning_parameter_schedule([0.1, 0.05], minibatch_size=5, epoch_size=40)
-trainer = C.Trainer(z, (C.cross_entropy_with_softmax(z, y), None), [C.adam(z.parameters, rate, 0.9)])
-numbers = np.random.default_rng(0)
-data = {"x": numbers.random((23, 4), np.float32), "y": np.eye(3, dtype=np.float32)[numbers.integers(0, 3, 23)]}
-source = C.io.MinibatchSourceFromData(data)
-
-class Session(C.TrainingSession):
-    def on_minibatch_start(self):
-        if self.trainer.minibatches == end:
-            os.kill(os.getpid(), 9)
-
-config = C.CheckpointConfig(folder + "/saved", 15)
-streams = {x: source.streams["x"], y: source.streams["y"]}
-Session(trainer, source, 5, streams, 100, None, config).train()
-np.save(folder + "/weights.npy", np.concatenate([p.value.ravel() for p in z.parameters]))
-"""
-
-
-@pytest.mark.slow
-def test_a_session_that_is_killed_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-
-    def run(folder: Path, end: int) -> int:
-        folder.mkdir(exist_ok=True)
-        with start_script(tmp_path / "program.py", str(folder), str(end)) as child:
-            return child.ending()
-
-    assert run(tmp_path / "whole", -1) == 0
-    for end in (2, 7, 11):
-        assert run(tmp_path / "killed", end) == -9
-    assert run(tmp_path / "killed", -1) == 0
-    weights = [np.load(tmp_path / name / "weights.npy") for name in ("whole", "killed")]
-    assert np.array_equal(*weights)
 
 
 def test_every_checkpoint_leads_to_the_same_weights(make: Make, tmp_path: Path) -> None:

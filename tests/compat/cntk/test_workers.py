@@ -196,16 +196,6 @@ def test_workers_validate_together(source: Any) -> None:
     assert [each[1] for each in together] == pytest.approx([alone[0][1]] * 2)
 
 
-def test_workers_that_still_work_for_themselves_report_a_validation_of_the_rows_that_each_has_read() -> None:
-    def later(parameters: Any) -> Any:
-        rate = C.learning_parameter_schedule_per_sample(0.1)
-        return C.distributed.data_parallel_distributed_learner(C.sgd(parameters, rate), distributed_after=1000)
-
-    alone, together = validated(1, in_memory, later), validated(2, in_memory, later)
-    assert [each[2:] for each in together] == [(23, 5)] * 4
-    assert sorted(together) == sorted(alone * 2)
-
-
 def test_workers_work_for_themselves_until_some_samples_are_seen() -> None:
     def later(parameters: Any) -> Any:
         rate = C.learning_parameter_schedule_per_sample(0.1)
