@@ -75,7 +75,7 @@ def train_for_long(run: str) -> None:
 @pytest.mark.slow
 def test_a_run_is_sound_while_checkpoints_come_and_go(tmp_path: Path, capsys: Any) -> None:
     run, sound, problems = tmp_path / "run", set[str](), set[str]()
-    with start(train_for_long, tmp_path, run, limit_s=60) as child:
+    with start(train_for_long, tmp_path, run) as child:
         while not list(run.glob("checkpoints/step-*")):
             assert not child.wait(0.001)
         while len(sound) < 20:  # different ones: they have come and gone

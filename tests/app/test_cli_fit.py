@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit.cli_parts import FILED, LIMIT_S, answer, headrace, process, refused
+from kit.cli_parts import FILED, answer, headrace, process, refused
 from kit.forked import start, take_over
 from kit.torch_workers import run_torchrun
 
@@ -169,10 +169,10 @@ def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: P
     how = ["fit", "sines.py:small", "--width", "6", "--epochs", "1", "--json"]
     found = []
     with process(place, *how, "--workers", "2", "--engine", "processes", "--run", "r") as child:
-        assert child.ending(LIMIT_S) == 0, child.output
+        assert child.ending() == 0, child.output
         found.append(json.loads(child.told[-1]))
-    with start(torchrun, place, place, [*how, "--run", "t"], limit_s=LIMIT_S) as child:
-        assert child.ending(LIMIT_S) == 0, child.output
+    with start(torchrun, place, place, [*how, "--run", "t"]) as child:
+        assert child.ending() == 0, child.output
         found.append(json.loads(child.told[-1]))
     one, other = found
     assert one["step"] == other["step"] == 5
@@ -207,7 +207,7 @@ def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place
     (place / "filed.py").write_text(FILED)
     how = ["--workers", workers, "--engine", "processes", "--epochs", 2_000] if workers > 1 else []
     with process(place, "fit", "filed.py", *how, GATE="3") as child:
-        child.until("there", LIMIT_S)
+        child.until("there")
         child.send(signal.SIGINT)
         for _ in range(workers):
             child.say("go on")

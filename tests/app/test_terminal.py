@@ -137,7 +137,7 @@ def bash(home: Path) -> Iterator[Shell]:
     """A shell as a user has it, whose commands are new interpreters."""
     where = {"cwd": str(home), "env": environment() | {"PS1": "$ ", "PROMPT_COMMAND": 'echo "[$?]"'}}
     arguments = ["--norc", "--noediting", "-i"]
-    child = pexpect.spawn("bash", arguments, **where, encoding="utf-8", timeout=100, dimensions=(24, COLUMNS))
+    child = pexpect.spawn("bash", arguments, **where, encoding="utf-8", timeout=400, dimensions=(24, COLUMNS))
     try:
         shell = Shell(home, child)
         shell.run(f'headrace() {{ {shlex.quote(sys.executable)} -m headrace "$@"; }}')

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import headrace as hr
 
 ROWS, SIZE = 23, 4
-DEADLINE_S = 20.0
+DEADLINE_S = 100.0
 
 
 def eventually(fact: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
@@ -39,7 +39,7 @@ def threads() -> Iterator[Threads]:
         return [t for t in threading.enumerate() if t.name == "headrace-feed" and t not in before]
 
     yield started
-    assert not started()
+    assert eventually(lambda: not started())
 
 
 COLUMNS = {"x": torch.arange(ROWS), "y": torch.ones(ROWS, 2)}
@@ -192,7 +192,7 @@ def test_a_failing_table_is_reported_with_its_streams_and_cause(take: int, threa
         next(feed)
     assert isinstance(caught.value.__cause__, OSError)
     assert f"'position': {8 * (take - 1)}," in str(caught.value), "where the failing rows begin"
-    assert not threads()
+    assert eventually(lambda: not threads())
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -269,6 +269,7 @@ def test_a_read_that_takes_long_is_left_and_no_row_is_lost(
     with pytest.warns(UserWarning, match=r"\(x, y\) is still being read 0\.01 s after .* Nobody waits for that"):
         feed.close()
     assert source.state_dict() == found[0].cursor
+    wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=DEADLINE_S)
     found.append(next(iter(feed)))
     feed.close()
     gate.opened.set()
@@ -308,6 +309,7 @@ def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPa
                 warnings, "showwarning", lambda text, *_, **__: (said.append(str(text)), gate.opened.set())
             )
             feed.close()
+        wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=DEADLINE_S)
         assert source.state_dict() == first.cursor
         rest = list(feed)
     assert said[0].startswith("Held (x) is still being read 0.01 s after its feed was left. That read is waited for")

@@ -107,7 +107,7 @@ def test_a_source_that_has_ended_is_not_asked_until_it_is_rewound(rows: int, thr
         for _ in range(3):
             assert torch.cat([batch["x"] for batch in feed]).tolist() == list(range(rows))
             assert feed.finished
-            assert asked.acquire(timeout=20)
+            assert asked.acquire(timeout=400)
             assert not asked.acquire(timeout=0.1)
             ended.load_state_dict({"at": 0})
 

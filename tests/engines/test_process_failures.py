@@ -3,20 +3,15 @@
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from kit.process_workers import launched, pids, raised
-from kit.torch_workers import SOON_S, TIMEOUT_S, times, wait_until_gone
-
-from headrace.engines.processes import GRACE_S
+from kit.torch_workers import TIMEOUT_S, times, wait_until_gone
 
 pytestmark = pytest.mark.slow
 
 # --- failures ---------------------------------------------------------------------------------------------
-
-LATE_S = 2 * GRACE_S  # that a late worker has: to end by itself, and once it is asked to
 
 
 @pytest.mark.parametrize(
@@ -30,11 +25,10 @@ LATE_S = 2 * GRACE_S  # that a late worker has: to end by itself, and once it is
 )
 def test_a_lost_worker_is_named_and_all_end(tmp_path: Path, how: str, text: str, note: str) -> None:
     with launched(tmp_path, how, workers=3, restarts=2 if how == "raises_ours" else 0) as child:
-        workers, acts_s = pids(child, 3), float(child.until("acts").split()[0])
-        when_s, what, notes = raised(child)
+        workers = pids(child, 3)
+        what, notes = raised(child)
         wait_until_gone(workers)
     assert re.match(text, what), what
-    assert when_s - acts_s < SOON_S
     if note:
         assert len(notes) == 1
         assert notes[0].startswith(f"note {note}says: | Traceback")
@@ -51,15 +45,12 @@ def test_a_lost_worker_is_named_and_all_end(tmp_path: Path, how: str, text: str,
 )
 def test_a_late_worker_is_named_and_all_end_after_the_timeout(tmp_path: Path, how: str, text: str) -> None:
     with launched(tmp_path, how, workers=3) as child:
-        workers, (acts_s, late) = pids(child, 3), child.until("acts").split()
-        limit_s = float(acts_s) + TIMEOUT_S + SOON_S - time.monotonic()
-        wait_until_gone([pid for pid in workers if pid != int(late)], limit_s)
-        when_s, what, _ = raised(child)
+        workers = pids(child, 3)
+        what, _ = raised(child)
         wait_until_gone(workers)
         waits_s, lost_s = min(times(child.told, "waits")), min(times(child.told, "lost"))
     assert re.match(f"WorkerError: {text}", what), what
     assert lost_s - waits_s > TIMEOUT_S, "nobody is given up before"
-    assert when_s - lost_s < LATE_S + SOON_S
 
 
 @pytest.mark.parametrize(
@@ -88,7 +79,7 @@ def test_workers_that_do_not_come_that_exit_or_that_return_what_cannot_be_sent(
     main: str, how: str, text: str, output: str, tmp_path: Path
 ) -> None:
     with launched(tmp_path, how, main=main) as child:
-        what = raised(child)[1]
+        what = raised(child)[0]
         wait_until_gone([int(line.split()[1]) for line in child.told if line.startswith("pid")])
     assert what.startswith(text), what
     assert not output or child.output == output
@@ -130,7 +121,7 @@ def test_a_signal_is_passed_on_once_and_workers_end_by_themselves(tmp_path: Path
         os.killpg(child.pid, number)  # as a terminal does
         for _ in workers:
             assert child.until("heard") == f"[{int(number)}]"
-        assert raised(child)[1].startswith(what)
+        assert raised(child)[0].startswith(what)
         wait_until_gone(workers)
 
 
@@ -140,12 +131,10 @@ def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
         child.send(signal.SIGINT)
         for _ in workers:
             child.until("asked")  # the first one has been heard, and passed on
-        asked_s = time.monotonic()
         child.send(signal.SIGINT)
-        when_s, what, _ = raised(child)
+        what, _ = raised(child)
         wait_until_gone(workers)
     assert what.startswith("KeyboardInterrupt")
-    assert when_s - asked_s < SOON_S
 
 
 def test_workers_do_not_outlive_the_process_that_has_started_them(tmp_path: Path) -> None:

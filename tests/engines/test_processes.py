@@ -6,13 +6,14 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kit.forked import start
+from kit.forked import LIMIT_S, start
 from kit.process_workers import launched, pids
 from kit.sockets import LOOPBACK, listening
 from kit.torch_workers import fork_workers
@@ -45,7 +46,7 @@ def looks_around(model: nn.Linear, word: str) -> dict[str, Any]:
 def are_called(workers: int) -> None:
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
-    found = run(Job(looks_around, (model, "hello"), workers=workers, timeout_s=20.0))
+    found = run(Job(looks_around, (model, "hello"), workers=workers, timeout_s=400.0))
     assert (found.value["word"], found.value["workers"]) == ("hello", [*range(workers)])
     assert found.value["drawn"] == [_drawn_by(worker) for worker in range(workers)]  # so that a rerun repeats
     assert found.value["threads"] == [os.environ["OMP_NUM_THREADS"], int(os.environ["OMP_NUM_THREADS"])]
@@ -71,7 +72,10 @@ def calls_forks() -> None:
     gc.disable()
     with pytest.raises(WorkerError, match="not today"):
         launch(fails, workers=2, engine="processes")
-    assert len(os.listdir("/proc/self/task")) == 1, "the store has ended, and nobody who forks takes half of it along"
+    end = time.monotonic() + LIMIT_S / 2
+    while len(os.listdir("/proc/self/task")) > 1:  # the kernel's threads end a little later than those of the program
+        assert time.monotonic() < end, "the store has ended, and nobody who forks takes half of it along"
+        time.sleep(0.001)
     gc.enable()
     assert launch(visible, workers=2, engine="processes", devices=[]) == "", "an empty list hides all devices"
 
@@ -86,10 +90,10 @@ def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path:
         assert child.ending() == 0, child.output
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_workers_that_no_test_has_prepared_are_called_just_so(workers: int) -> None:
+@pytest.mark.slow
+def test_workers_that_no_test_has_prepared_are_called_just_so() -> None:
     """Each is an interpreter of its own, which imports what it needs; all other tests fork them."""
-    are_called(workers)
+    are_called(2)
 
 
 def test_what_comes_back_is_what_was_returned() -> None:
@@ -129,7 +133,7 @@ def test_a_plain_script_works_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "total [3.0, 3.0, 3.0] ['x', 'x']\n"
     assert "headrace: 2 workers, as torchrun has started them.\n" in ended.stderr

@@ -39,9 +39,11 @@ def on_all(function: Callable[[SimComm], Any], workers: int, network: Network | 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     yield
-    assert threading.active_count() == threads
+    for thread in set(threading.enumerate()) - before:  # one of a worker may be about to end
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def draws() -> list[float]:
@@ -444,17 +446,17 @@ def test_a_worker_that_computes_for_ever_is_given_up() -> None:
     def main() -> None:
         me().at(5, "training")
         if me().shard.index == 2:
-            go.wait(60)
+            go.wait(400)
             done.append(go.is_set())
         me().all_reduce(torch.ones(1))
 
     before = set(threading.enumerate())
-    with pytest.raises(WorkerError, match=r"worker 2 has kept the others waiting for more than 1 s \(update 5"):
-        launch(main, workers=3, timeout_s=1.0)
+    with pytest.raises(WorkerError, match=r"worker 2 has kept the others waiting for more than 2 s \(update 5"):
+        launch(main, workers=3, timeout_s=2.0)
     assert done == [], "it computes on"
     go.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert done == [True]
 

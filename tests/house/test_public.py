@@ -18,7 +18,7 @@ HEAVY |= {"sklearn", "pandas", "scipy", "lightning", "ray"}
 def imported_by(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter has after this code."""
     script = f"{code}\nimport json, sys\nprint(json.dumps([name.partition('.')[0] for name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=400, check=True)
     return set(json.loads(done.stdout))
 
 

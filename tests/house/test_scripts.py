@@ -30,7 +30,7 @@ def versions(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     found = f"{tree / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": found, "PYENV_ROOT": str(tree / "none")}
     command = [str(tree / "scripts" / "versions"), *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
 
 
 def test_each_version_that_there_is_runs_the_tests_and_the_others_are_named(tree: Path) -> None:
@@ -67,7 +67,7 @@ def git(at: Path, *words: str) -> str:
 
 
 def release(at: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(at / "scripts" / "release"), *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(at / "scripts" / "release"), *words], capture_output=True, text=True, timeout=400)
 
 
 def test_a_trial_of_a_release_builds_the_packages_and_changes_nothing(checkout: Path) -> None:

@@ -25,7 +25,6 @@ NEEDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["with_headrace", "loop", *sampled(NEEDS, of=5)])
 def test_a_program_learns_the_task_and_goes_on_when_it_is_started_again(name: str, tmp_path: Path) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
@@ -34,8 +33,8 @@ def test_a_program_learns_the_task_and_goes_on_when_it_is_started_again(name: st
         shutil.copy(SWITCH / file, tmp_path)
     where = os.environ | {"PYTHONPATH": str(Path(headrace.__file__).parents[1]), "CUDA_VISIBLE_DEVICES": ""}
     for _ in ("begins", "goes on"):
-        with start_script(tmp_path / f"{name}.py", environment=where, limit_s=140) as child:
-            assert child.ending(140) == 0, child.output
+        with start_script(tmp_path / f"{name}.py", environment=where) as child:
+            assert child.ending() == 0, child.output
         last = child.output.splitlines()[-1]
         found = re.fullmatch(r"test accuracy (\d\.\d+)", last)
         assert found is not None, last

@@ -13,7 +13,6 @@ PAGE = DOCS / "tutorial.md"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     assert run_page(PAGE.read_text(), tmp_path) >= 7
     for made in ("runs/first/report.html", "answers.csv", "runs/first/model.pt2"):

@@ -15,7 +15,7 @@ from headrace.app.cli import main
 from headrace.engines import processes
 from kit import forked
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 RECIPE = '''
 import os
 from typing import Literal
@@ -129,7 +129,7 @@ def process(at: Path, *words: object, **variables: str) -> Iterator[forked.Child
     Its standard output is read by `child.line`, `child.say` writes to its input, and `child.output` has its errors,
     which are written into the directory `at`.
     """
-    with forked.start(_command, at, os.getcwd(), [str(word) for word in words], variables, limit_s=LIMIT_S) as child:
+    with forked.start(_command, at, os.getcwd(), [str(word) for word in words], variables) as child:
         yield child
 
 

@@ -1,5 +1,6 @@
 """Kills a process, or has a call fail, at the n-th change of a file; and checkpoints to compare afterwards."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -127,7 +128,7 @@ class Fail(Trace):
 KILLED = "killed"
 
 
-def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Any:
+def in_child(work: Callable[[], Any], limit_s: float = 200.0) -> Any:
     """Runs `work` in a fork of this process, ended by a timer of the kernel: its result, by JSON, or `KILLED`."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -160,6 +161,15 @@ def _work(work: Callable[[], Any], writing: int, limit_s: float) -> None:
     finally:
         sys.stderr.flush()
         os._exit(0)
+
+
+def open_files() -> list[str]:
+    """The files that this process has open, one for each descriptor: threads of tests before may yet close sockets."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(target for target in found if target.startswith("/"))
 
 
 # --- checkpoints to compare -------------------------------------------------------------------------------

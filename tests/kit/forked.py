@@ -29,8 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-LIMIT_S = 60.0  # of a process, and of every wait of a test for it, on a machine that has much else to do
-GONE_S = 15.0  # time that its process group has to end after it
+LIMIT_S = 400.0  # of a process, and of every wait of a test for it: no test waits for it to be over
+GONE_S = 60.0  # time that its process group has to end after it
 _MESSAGE = 1 << 16
 _SUBREAPER = 36  # of prctl
 _SERVE = "from kit import forked; forked.serve()"
@@ -145,9 +145,14 @@ class Child:
 
 
 @contextmanager
-def start(function: Callable[..., None], at: Path, *arguments: Any, limit_s: float = LIMIT_S) -> Iterator[Child]:
-    """A process that calls a function of a test's module; what it prints is written into the directory `at`."""
-    job = {"file": function.__code__.co_filename, "name": function.__qualname__}
+def start(
+    function: Callable[..., None], at: Path, *arguments: Any, imports: Sequence[str] = (), limit_s: float = LIMIT_S
+) -> Iterator[Child]:
+    """A process that calls a function of a test's module; what it prints is written into the directory `at`.
+
+    `imports`: packages that are slow to import, which this process and later ones then have from their server.
+    """
+    job = {"file": function.__code__.co_filename, "name": function.__qualname__, "imports": [*imports]}
     with _started(job | {"arguments": [_plain(argument) for argument in arguments]}, at, limit_s) as child:
         yield child
 
@@ -310,6 +315,7 @@ def serve() -> None:
                 one.kill()
             return
         job = json.loads(message)
+        _import(job.get("imports", ()))
         lines, orders, status, output = descriptors
         child = os.fork()
         if not child:
@@ -383,6 +389,16 @@ def _warm_up() -> None:
     gc.freeze()
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # taking down what torch has set up would be half the time of a process
+
+
+def _import(packages: Sequence[str]) -> None:
+    """Imports what is not there yet, for all processes from now on."""
+    missing = [package for package in packages if package not in sys.modules]
+    for package in missing:
+        importlib.import_module(package)
+    if missing:
+        gc.collect()
+        gc.freeze()
 
 
 def _spare_time() -> None:

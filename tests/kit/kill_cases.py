@@ -138,9 +138,6 @@ def fit(run: str | Path | None, name: str, watch: Watch, **options: Any) -> hr.T
     return trained
 
 
-LIMIT_S = 60.0  # of a process, on a machine that has much else to do
-
-
 class Finished(NamedTuple):
     """The result of a training: hashes of all the state of its workers, and the lines that it reported."""
 
@@ -178,11 +175,11 @@ def train(run: str, name: str, workers: int, place: list[Any] | None = None) -> 
 
 def ends(run: Path, name: str, workers: int) -> tuple[Finished, list[dict[str, int]]]:
     """The training from where it is to its end, undisturbed; and how often each worker came where."""
-    with start(train, run.parent, run, name, workers, limit_s=LIMIT_S) as child:
+    with start(train, run.parent, run, name, workers) as child:
         digests, times = [], []
         for _ in range(workers):
-            digests.append(child.until("digest", LIMIT_S))
-            times.append(eval(child.until("times", LIMIT_S)))
+            digests.append(child.until("digest"))
+            times.append(eval(child.until("times")))
         assert child.ending() == 0, child.output
     return Finished(digests, (run / "metrics.jsonl").read_text().splitlines()), times
 
@@ -196,6 +193,6 @@ def undisturbed(name: str, workers: int) -> tuple[Finished, list[dict[str, int]]
 
 def killed(run: Path, name: str, workers: int, place: Place) -> None:
     """The training from where it is, killed at a place."""
-    with start(train, run.parent, run, name, workers, list(place), limit_s=LIMIT_S) as child:
-        code = child.ending(LIMIT_S)
+    with start(train, run.parent, run, name, workers, list(place)) as child:
+        code = child.ending()
         assert code == -signal.SIGKILL, f"{place}: {code}\n{child.output}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 MARK = "HEADRACE_TESTS_OF"
 """The environment variable; its value is the pid of the first process of the run and of the one that runs the tests."""
-GONE_S = 10.0  # time that a process has to end, on a busy machine
+GONE_S = 60.0  # time that a process has to end, on a busy machine
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "forked.serve()")
 """Commands of child processes that serve all tests of a process, and end with it."""
 

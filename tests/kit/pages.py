@@ -35,7 +35,7 @@ def blocks(page: str) -> list[Block]:
     return [Block(each[1], each[2] or "", each[3], page[: each.start(3)].count("\n")) for each in BLOCK.finditer(page)]
 
 
-def run_page(page: str, room: Path, limit_s: float = 120.0) -> int:
+def run_page(page: str, room: Path, limit_s: float = 400.0) -> int:
     """Writes the files of a page into a directory, runs its commands there, and compares what they print.
 
     The number of outputs that were compared.

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from headrace.engines import processes
 from headrace.engines.job import Job
 from headrace.engines.processes import run
 from headrace.workers.here import here
 from kit.forked import Child, start, tell
-from kit.torch_workers import TIMEOUT_S, fork_workers, hangs, is_stopped, steps
+from kit.torch_workers import LATE, PATIENCE_S, TIMEOUT_S, fork_workers, hangs, is_stopped, steps
 
 # --- what workers do; each function gets a directory and a word -------------------------------------------
 
@@ -84,13 +85,15 @@ def listens(at: str, how: str) -> None:
 def launches(function: str, workers: int, at: str, how: str, restarts: int = 0) -> None:
     """What a program does that calls `launch`; it tells the result or the error, and handlers and environment stay."""
     fork_workers()
+    processes.ENDING_S = PATIENCE_S  # none of them ends since it was given long enough
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     before, environment = [*map(signal.getsignal, numbers)], dict(os.environ)
-    job = Job(globals()[function], (at, how), workers=workers, restarts=restarts, timeout_s=TIMEOUT_S)
+    timeout_s = TIMEOUT_S if how in LATE or function in ("never_comes", "goes_on") else PATIENCE_S
+    job = Job(globals()[function], (at, how), workers=workers, restarts=restarts, timeout_s=timeout_s)
     try:
         tell(f"result {run(job).value}")
     except BaseException as error:
-        tell(f"raised {time.monotonic()} {type(error).__name__}: {error}")
+        tell(f"raised {type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", []):
             tell("note " + note.replace("\n", " | "))
         tell(f"children {len(active_children())}")
@@ -117,11 +120,11 @@ def pids(child: Child, count: int) -> list[int]:
     return [int(child.until("pid")) for _ in range(count)]
 
 
-def raised(child: Child) -> tuple[float, str, list[str]]:
-    """When, what, and the notes."""
-    when, what = child.until("raised").split(" ", 1)
+def raised(child: Child) -> tuple[str, list[str]]:
+    """What, and the notes."""
+    what = child.until("raised")
     notes = []
     while (line := child.line()) is not None and line.startswith("note"):
         notes.append(line)
     assert line == "children 0"
-    return float(when), what, notes
+    return what, notes

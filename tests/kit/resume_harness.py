@@ -25,7 +25,6 @@ from kit.in_run import in_run
 from kit.small import StoppedError
 from kit.trainings import CASES, EPOCHS, Case
 
-LIMIT_S = 60.0
 Record = dict[str, Any]
 Change = Callable[[dict[str, Any]], None]
 
@@ -67,7 +66,7 @@ def differences_in_one_process(name: str, where: Path, *stops: Stop) -> dict[str
         return differences(run(name, where / "parts"), expected)
 
     warm_up()
-    return dict(in_child(work, LIMIT_S))
+    return dict(in_child(work))
 
 
 def in_process(name: str, where: Path, stop: Stop | None, change: Change | None = None, seed: int = 0) -> Record:
@@ -77,7 +76,7 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
     that go on have other weights and other random numbers until they have read what was saved.
     """
     warm_up()
-    found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S)
+    found = in_child(lambda: run(name, where, stop, change, seed))
     return dict(found)
 
 

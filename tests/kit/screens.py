@@ -12,7 +12,7 @@ from typing import Any
 import headrace
 from kit import forked
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 _UNSET = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "CI", "COLUMNS", "LINES")
 _TOKEN = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\x1b\][^\x07]*\x07|(.)", re.DOTALL)
 
@@ -37,7 +37,7 @@ def terminal(function: Callable[..., None], at: Path, *arguments: Any, columns: 
     termios.tcsetwinsize(ours, (24, columns))
     with fdspawn(ours, encoding="utf-8", timeout=LIMIT_S) as seen:
         try:
-            with forked.start(function, at, os.ttyname(theirs), *arguments, limit_s=2 * LIMIT_S) as child:
+            with forked.start(function, at, os.ttyname(theirs), *arguments) as child:
                 child.until("seated")
                 os.close(theirs)
                 seen.process = child

@@ -10,10 +10,17 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 _LISTENS = "0A"
 
 
+_RESERVED: list[socket.socket] = []
+"""Bound and not listening, until this process ends: the system gives their ports to nobody who does not name them."""
+
+
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port of loopback for a server that names it, with SO_REUSEADDR; nobody gets it who asks for any port."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", 0))
+    _RESERVED.append(one)
+    return int(one.getsockname()[1])
 
 
 def listening(pids: Iterable[int]) -> list[str]:

@@ -18,14 +18,14 @@ from headrace.engines import processes
 from headrace.errors import DataError, WorkerError
 from headrace.workers.here import here
 from headrace.workers.shared import Shared
-from kit.forked import tell
+from kit import forked
+from kit.forked import LIMIT_S, start, tell
 
-LIMIT_S = 6.0
-TIMEOUT_S = 3.0  # how long workers of tests that wait for this wait for each other
-SOON_S = 15.0  # within which a worker hears of a loss, or ends, on a machine that has much else to do
+TIMEOUT_S = 3.0  # how long workers wait for each other where one of them comes late
+PATIENCE_S = 1000.0  # and where none does: whoever ends before has not waited for this
 
 
-def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> None:
+def be_worker(index: int, count: int, port: int, timeout_s: float = PATIENCE_S) -> None:
     """Sets the environment variables that torchrun would set."""
     os.environ |= {"RANK": f"{index}", "WORLD_SIZE": f"{count}", "LOCAL_RANK": f"{index}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "HEADRACE_TIMEOUT_S": f"{timeout_s}"}
@@ -38,6 +38,18 @@ def fork_workers() -> None:
     """
     processes.START = "fork"
     os.register_at_fork(after_in_child=gc.freeze)
+
+
+def with_forks(function: Callable[..., None], at: Path, *arguments: Any) -> str:
+    """Calls a function of a test's module in a process whose workers are forks, as it returns; what it has printed."""
+    with start(_with_forks, at, function.__code__.co_filename, function.__name__, *arguments) as child:
+        assert child.ending() == 0, child.output
+        return child.output
+
+
+def _with_forks(file: str, name: str, *arguments: Any) -> None:
+    fork_workers()
+    getattr(sys.modules.get(Path(file).stem) or forked._loaded(file), name)(*arguments)
 
 
 def run_program(path: str, directory: str) -> None:
@@ -75,7 +87,7 @@ def is_stopped() -> None:
 
 
 def hangs() -> None:
-    time.sleep(60)
+    time.sleep(PATIENCE_S)
 
 
 def hangs_deaf() -> None:
@@ -116,6 +128,8 @@ WAYS = {
     way.__name__: way
     for way in (is_killed, is_stopped, hangs, hangs_deaf, raises, raises_ours, raises_once, ends, exits, leaves)
 }
+LATE = ("is_stopped", "hangs", "hangs_deaf")
+"""Ways of a worker for which the others wait until their timeout."""
 
 
 def steps(how: str, bad: int = 1) -> str:
@@ -143,7 +157,7 @@ def times(told: list[str], what: str) -> list[float]:
     return [float(line.split()[1]) for line in told if line.startswith(what)]
 
 
-def wait_until_gone(pids: Collection[int], limit_s: float = SOON_S) -> None:
+def wait_until_gone(pids: Collection[int], limit_s: float = LIMIT_S) -> None:
     """Returns once all these processes have ended; zombies have."""
     end = time.monotonic() + limit_s
     while left := [pid for pid in pids if _lives(pid)]:

@@ -359,7 +359,7 @@ def run(
     **settings: Any,
 ) -> Found:
     """What worker 0 returns of a training by so many workers."""
-    options: Options = {} if engine == "local" else {"timeout_s": 60.0}
+    options: Options = {} if engine == "local" else {"timeout_s": 400.0}
     arguments = (name, copy.deepcopy(strategy), fit or {}, settings)
     found: Found = hr.launch(train, *arguments, workers=workers, engine=engine, network=network, **options)
     return found

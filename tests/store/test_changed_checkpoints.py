@@ -21,7 +21,7 @@ from headrace.store.checkpoints import Store
 from headrace.store.codec import decode, encode
 from headrace.store.contents import Contents
 
-STEP, LIMIT_S = 1, 1.0
+STEP, LIMIT_S = 1, 10.0
 SEEDS = seeds(200, nightly=2000)
 COUNT = len(SEEDS)
 

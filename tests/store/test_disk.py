@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.fault_harness import Died, Fail, Trace, performing
+from kit.fault_harness import Died, Fail, Trace, open_files, performing
 
 from headrace.store import disk
 
@@ -63,13 +63,13 @@ def test_a_file_is_not_made_through_a_link(new: bool, precious: Path, tmp_path: 
 
 
 def test_a_file_is_closed_once_and_its_descriptor_is_not_inherited(tmp_path: Path) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     opened = disk.File(tmp_path / "file", new=True)
     assert not os.get_inheritable(opened._fd)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) & 0o133 == 0
     opened.close()
     opened.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_a_failure_names_the_file_though_the_call_got_a_descriptor(tmp_path: Path) -> None:

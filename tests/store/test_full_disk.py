@@ -21,6 +21,7 @@ from kit.fault_harness import (
     goes_on,
     hashes,
     in_child,
+    open_files,
     performing,
     place,
     sound,
@@ -52,7 +53,7 @@ def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
     with performing(trace := Trace()):
         Store(shutil.copytree(template, tmp_path / "traced"), RUN, keep).save(contents_of(NEW))
     names, before = trace.operations, hashes(place(Store(template, RUN), OLD))
-    descriptors = len(os.listdir("/proc/self/fd"))
+    files = open_files()
     each = [(at, CODES[at % len(CODES)]) for at in range(len(names))]
     for at, code in sampled(product(range(len(names)), CODES), keep=each, of=len(CODES)):
         path = shutil.copytree(template, tmp_path / f"{at} {code}")
@@ -71,7 +72,7 @@ def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
         Store(path, RUN, keep).save(contents_of(NEW), again=True)
         sound(store, [NEW] if keep.last else [OLD, NEW])
         assert unfinished(path) == []
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert open_files() == files
     assert len(names) > 20
 
 

@@ -163,7 +163,7 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_waited_for(
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             shutil.copytree(kept, bad)
 
-    in_child(check, LIMIT_S)
+    in_child(check)
 
 
 def test_a_checkpoint_that_is_a_link_is_not_followed(store: Store) -> None:
@@ -180,8 +180,8 @@ def test_what_is_no_directory_is_no_checkpoint_and_is_not_waited_for(
     bad = place(store, BAD)
     shutil.rmtree(bad)
     make(bad)
-    in_child(lambda: sound(store, [GOOD]), LIMIT_S)
-    assert "has no checkpoint of step 2" in in_child(lambda: message(lambda: store.load(BAD)), LIMIT_S)[1]
+    in_child(lambda: sound(store, [GOOD]))
+    assert "has no checkpoint of step 2" in in_child(lambda: message(lambda: store.load(BAD)))[1]
 
 
 def test_a_file_in_place_of_the_directory_of_checkpoints_is_an_error_of_ours(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from headrace.store import disk
 
 STEPS, STOPPED, SAVED = 12, 10, 8  # of the training; when it was killed; the last checkpoint before that
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)
-LIMIT_S = 1.0  # of computing, whatever else the machine does
+LIMIT_S = 10.0  # of computing, whatever else the machine does
 
 
 class Stops(hr.Callback):

@@ -47,8 +47,8 @@ def train(run: str, epochs: int, leaks: bool) -> None:
 
 def measured(run: Path, epochs: int, leaks: bool = False) -> list[dict[str, Any]]:
     """What it held after each epoch, from when it was warm."""
-    with start(train, run.parent, run, epochs, leaks, limit_s=100) as child:
-        child.until("through", 100)
+    with start(train, run.parent, run, epochs, leaks) as child:
+        child.until("through")
         assert child.ending() == 0
     found = [json.loads(line) for line in child.told[:-1]]
     assert len(found) == epochs + 1

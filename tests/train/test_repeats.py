@@ -39,6 +39,7 @@ class Counted:
         monkeypatch.setattr(Made, "__call__", counted)
         monkeypatch.setattr(tapes, "GAIN", math.inf)  # however busy the machine is
         monkeypatch.setattr(tapes, "SHARE", math.inf)
+        monkeypatch.setattr("headrace.train.loop.AT_ONCE_S", math.inf)
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ found.rows = [{"epoch": k, "step": k, "train/loss": 1 / k} for k in range(1, 5)]
 found.plot().savefig(io.BytesIO())
 assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=400)
 
 
 def shown(figure: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_a_notebook_shows_lines_and_a_figure_and_goes_on_after_an_interrupt(tmp_
     pytest.importorskip("ipykernel")
     sources = [MADE, "history = trainer().fit((x, y), epochs=3)", "history.plot()", INTERRUPTED]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client.NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    client.NotebookClient(book, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
     _, trained, plotted, interrupted = (cell.outputs for cell in book.cells)
     lines = "".join(output.text for output in trained if output.output_type == "stream").splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kit import merges
-from kit.forked import start
-from kit.torch_workers import fork_workers, run_torchrun
+from kit.torch_workers import run_torchrun, with_forks
 from torch import Tensor, nn
 
 import headrace as hr
@@ -27,7 +25,6 @@ NETWORKS = [
     hr.Network(bandwidth="10 Mbit", latency="1 ms", rows_per_s=1e4, speeds=[0.3, 1, 0.9]),
 ]
 LOCAL, PROCESSES, TORCHRUN = (pytest.param(n, marks=pytest.mark.slow) for n in ("local", "processes", "torchrun"))
-pytestmark = pytest.mark.timeout(300)
 
 
 def on_engine(engine: str, workers: int, jobs: Any) -> None:
@@ -36,17 +33,10 @@ def on_engine(engine: str, workers: int, jobs: Any) -> None:
     hr.launch(merges.train, jobs, workers=workers, engine=engine, network=network)
 
 
-def forked(function: str, *arguments: Any) -> None:
-    """Calls a function of this module in a process whose workers are forks."""
-    fork_workers()
-    globals()[function](*arguments)
-
-
 def call(engine: str, at: Path, function: Any, *arguments: Any) -> None:
     """Calls a function that starts workers of an engine, from a process that may fork them if it has to."""
     if engine in ("processes", "torchrun"):
-        with start(forked, at, function.__name__, *arguments, limit_s=90) as child:
-            assert child.ending(90) == 0, child.output
+        with_forks(function, at, *arguments)
     else:
         function(*arguments)
 
@@ -181,21 +171,20 @@ SETTINGS: list[tuple[dict[str, Any], hr.Network | None]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "network"), SETTINGS, ids=str)
-def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(
-    given: dict[str, Any], network: hr.Network | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(number: int, tmp_path: Path) -> None:
+    """Each setting is left at every third update, one after the other: all together, at all of them."""
+    (given, network), stops = SETTINGS[number], range(1 + number % 3, 30, 3)
+
     def run(stop: int | None, name: str) -> Any:
         return hr.launch(left_at, stop, str(tmp_path / name), hr.Elastic(**given), workers=3, network=network)
 
     weights, history = run(None, "undisturbed")
-    for first in (1, 2, 3):
-        stops, name = range(first, 30, 3), str(first)
-        for stop in stops:
-            run(stop, name)
-        found, rows = run(None, name)
-        assert rows == history, stops
-        assert [key for key, value in weights.items() if not torch.equal(value, found[key])] == [], stops
+    for stop in stops:
+        run(stop, "left")
+    found, rows = run(None, "left")
+    assert rows == history
+    assert [key for key, value in weights.items() if not torch.equal(value, found[key])] == []
 
 
 # --- workers that do not come -----------------------------------------------------------------------------
@@ -205,22 +194,38 @@ class Impatient(Null):
     timeout_s = 0.5
 
 
-def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_workers_wait() -> None:
+class Clock:
+    """Time that passes while somebody sleeps, and at no other time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_wait_for_rows_ends_when_nobody_has_exchanged_weights_for_as_long_as_workers_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.workers.connection.time", clock := Clock())
     center = Center(HostWeights({"w": torch.zeros(1)}), Leases(8, 4, 8), hr.Elastic().merge, 1)
     client = Impatient().open_center(center)
     for _ in range(2):
         center.leases.lease(1)  # all rows are with another worker
-    begun = time.monotonic()
-    while time.monotonic() < begun + 1:
+    while clock.now < 1:
         center.exchanges += 1  # the other worker is slow, and not gone
         client.wait(client.call("lease"))
 
     def wait() -> None:
-        while time.monotonic() < begun + 30:
+        while clock.now < 30:
             client.wait(client.call("lease"))
 
     with pytest.raises(hr.WorkerError, match=r"none has come to the center for 0\.5 s.* raise timeout_s"):
         wait()
+    assert clock.now < 2
 
 
 class Slow(hr.Centered):

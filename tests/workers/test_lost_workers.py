@@ -4,7 +4,6 @@ import itertools
 import re
 import signal
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from kit.forked import start, tell
 from kit.sampled import sampled
 from kit.sockets import free_port
-from kit.torch_workers import SOON_S, TIMEOUT_S, be_worker, over_gloo, steps, times
+from kit.torch_workers import LATE, PATIENCE_S, TIMEOUT_S, be_worker, over_gloo, steps, times
 from torch import Tensor, nn
 
 import headrace as hr
@@ -25,7 +24,7 @@ COUNT = 3
 
 def trains(index: int, port: int, gloo: bool, bad: int, how: str) -> None:
     """A worker without a `launch`."""
-    be_worker(index, COUNT, port, TIMEOUT_S)
+    be_worker(index, COUNT, port, TIMEOUT_S if how in LATE else PATIENCE_S)
     if gloo:
         over_gloo()
     try:
@@ -86,18 +85,17 @@ def test_what_happens_to_one_worker_ends_all_others_who_name_it(
     tmp_path: Path, how: str, bad: int, gloo: bool, code: int, text: str
 ) -> None:
     """Whoever hangs is disturbed, or ended, after the timeout; whoever was stopped ends when it goes on."""
-    port, is_late = free_port(), how in ("is_stopped", "hangs", "hangs_deaf")
+    port = free_port()
     with ExitStack() as stack:
         children = [stack.enter_context(start(trains, tmp_path, k, port, gloo, bad, how)) for k in range(COUNT)]
-        acts_s, waits_s, lost_s = float(children[bad].until("acts").split()[0]), list[float](), list[float]()
+        waits_s, lost_s = list[float](), list[float]()
         for child in [child for k, child in enumerate(children) if k != bad]:
             says = child.until("lost").split(" ", 1)[1]
             assert re.match(text, says), says
             assert child.code() == 3, child.output
-            assert time.monotonic() - acts_s < SOON_S + TIMEOUT_S * is_late
             waits_s += times(child.told, "waits")
             lost_s += times(child.told, "lost")
-        assert not is_late or min(lost_s) - min(waits_s) > TIMEOUT_S, "nobody is given up before"
+        assert how not in LATE or min(lost_s) - min(waits_s) > TIMEOUT_S, "nobody is given up before"
         if how == "is_stopped":
             children[bad].send(signal.SIGCONT)
         assert children[bad].code() == code, children[bad].output
@@ -155,7 +153,7 @@ def steps_on(index: int, where: str, failing: tuple[int, ...]) -> list[str]:
 
 
 def steps_by_hand(index: int, port: int, gloo: bool, where: str, failing: tuple[int, ...]) -> None:
-    be_worker(index, 2, port, TIMEOUT_S)
+    be_worker(index, 2, port)
     if gloo:
         over_gloo()
     for line in steps_on(index, where, failing):

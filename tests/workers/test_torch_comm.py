@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from kit.forked import Child, start, tell
+from kit.forked import Child, hear, start, tell
 from kit.sockets import LOOPBACK, free_port, listening
 from kit.torch_workers import be_worker, over_gloo
 from torch import Tensor
@@ -217,7 +217,7 @@ def joins(index: int, count: int, port: int, by_itself: bool) -> None:
         dist.init_process_group("gloo")
     here().all_reduce(torch.ones(1))
     tell("joined")
-    os.read(0, 1)
+    hear()
 
 
 def test_workers_on_one_machine_listen_to_nobody_else(tmp_path: Path) -> None:

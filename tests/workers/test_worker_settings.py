@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.torch_workers import with_forks
 from kit.worker_trainings import BATCH, EXACT, FEATURES, Found, Options, apart, columns, make, sgd
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -314,16 +315,21 @@ def trained_in_step(tape: Any, waits: bool = False, late: bool = False) -> tuple
     return model.state_dict(), here().all_gather(trainer.tape_note)
 
 
-SLOW = pytest.param("processes", False, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("engine", "late"), [("local", False), ("local", True), SLOW])
-def test_workers_in_step_replay_their_passes_with_the_bits_of_torch(engine: str, late: bool) -> None:
-    tape = True if engine == "local" else "auto"
-    replayed, notes = hr.launch(trained_in_step, tape, False, late, workers=3, engine=engine)
+def are_in_step(engine: str, late: bool) -> None:
+    replayed, notes = hr.launch(trained_in_step, True, False, late, workers=3, engine=engine)
     by_torch, _ = hr.launch(trained_in_step, False, False, late, workers=3, engine=engine)
     assert all(note.startswith("passes are replayed") for note in notes)
     assert all(torch.equal(replayed[name], by_torch[name]) for name in by_torch)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_workers_in_step_replay_their_passes_with_the_bits_of_torch(late: bool) -> None:
+    are_in_step("local", late)
+
+
+@pytest.mark.slow
+def test_processes_in_step_replay_their_passes_with_the_bits_of_torch(tmp_path: Path) -> None:
+    with_forks(are_in_step, tmp_path, "processes", False)
 
 
 def test_a_model_that_waits_for_other_workers_is_left_to_torch() -> None:
