@@ -38,9 +38,8 @@ Forms = dict[Any, Form | None]
 """The forms that have shown to give an operation's bits, by the operation and the layouts of what it was given."""
 
 
-def find_form(function: Any, args: Any, kwargs: Any, places: Sequence[Tensor]) -> Form | None:
-    """The quickest form of an operation that writes its results into these places, and nothing else."""
-    result = function(*args, **kwargs)
+def find_form(function: Any, args: Any, kwargs: Any, places: Sequence[Tensor], result: Any) -> Form | None:
+    """The quickest form of an operation that writes its `result` into these places, and nothing else."""
     wanted = [result] if isinstance(result, Tensor) else list(result)
     if len(wanted) != len(places) or any(not isinstance(tensor, Tensor) for tensor in wanted):
         return None

@@ -150,13 +150,10 @@ class Builder:
         elif self._is_constant(call, made):
             self._settle(call.results, function(*args, **kwargs))
             self._constant |= {value.root for value in made}
-        elif (
-            call.random
-            or call.writes
-            or not self._is_planned(made)
-            or not self._into_memory(k, call, made, args, kwargs)
-        ):
+        elif call.random or call.writes or not self._is_planned(made):
             self._plainly(k, call, function(*args, **kwargs))
+        else:
+            self._into_memory(k, call, made, args, kwargs)
 
     def _view(self, k: int, call: Operation, result: Any) -> None:
         if any(value in self._moves for value in call.values()):
@@ -181,33 +178,34 @@ class Builder:
         left = names[0] if isinstance(made, TapeTensor) else _tuple(names)
         self._lines.append(f"{left} = {self._expression(self._bind(k, call.function._op), call)}")
 
-    def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> bool:
-        """Lets an operation write into planned memory, where a form of it does that and gives the same bits."""
+    def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> None:
+        """Lets an operation write into planned memory, if a form of it does that and gives the same bits."""
         key = call.function, likeness(call.args), likeness(call.kwargs), likeness(made)
-        known = key in self._forms
-        if known and self._forms[key] is None:
-            return False
-        places = [self._memory(value) for value in made]
-        if known:
-            form = self._forms[key]
-            assert form is not None
+        form = self._forms.get(key)
+        if form is not None:
+            places = [self._memory(value) for value in made]
             form.write(args, kwargs, places)
         else:
+            result = call.function(*args, **kwargs)
+            if key in self._forms:
+                self._plainly(k, call, result)
+                return
             if len(self._forms) >= MOST:
                 self._forms.clear()
-            form = self._forms[key] = find_form(call.function, args, kwargs, places)
+            places = [self._memory(value) for value in made]
+            form = self._forms[key] = find_form(call.function, args, kwargs, places, result)
         if form is None:
             for value in made:
                 if value in self._direct:
                     self._direct.pop(value)[0].zero_()
                 self._release_memory(value)
-            return False
+            self._plainly(k, call, result)
+            return
         for value, place in zip(made, places, strict=True):
             self._keep(value, place)
             if value in self._direct:
                 self._added.add(self._direct[value][1])
         self._emit(k, call, form, made, places)
-        return True
 
     def _emit(self, k: int, call: Operation, form: Form, made: Sequence[TapeTensor], places: Sequence[Tensor]) -> None:
         if form.function is None:

@@ -353,19 +353,18 @@ class Tapes:
         tape = kind.tape
         assert tape is not None
 
-        def make() -> Mapping[str, Term]:
+        is_last = kind.due == 1 and not kind.replays
+
+        def make(again: bool) -> Mapping[str, Term]:
             start = self._seconds()
             second = replay(tape, part)
             kind.replay_s = min(kind.replay_s, self._seconds() - start)
+            if again and kind.replay_s > GAIN * kind.eager_s:  # perhaps its memory was in no cache
+                before.restore(tape.draws)
+                return make(False)
             return second
 
-        def make_last() -> Mapping[str, Term]:
-            make()  # perhaps its memory was in no cache
-            before.restore(tape.draws)
-            return make()
-
-        is_last = kind.due == 1 and not kind.replays
-        problem = self._made_twice(before, terms, make_last if is_last else make, tape)
+        problem = self._made_twice(before, terms, lambda: make(is_last), tape)
         ratio = kind.replay_s / kind.eager_s
         if problem == DRAWN:
             self._refuse(DRAWN, kind)
