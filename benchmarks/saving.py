@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import headrace as hr
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 from headrace.store.contents import Contents
 
 CLASSES, FEATURES, BATCH = 10, 16, 128
@@ -163,7 +163,7 @@ class Saved:
         own = {file: {name: t.clone() for name, t in tensors.items()} for file, tensors in found.tensors.items()}
         self._contents = Contents(1, found.documents, own)
         self._tensors = {f"{file}/{name}": t for file, tensors in own.items() for name, t in tensors.items()}
-        self._store, self._path = Store(scratch / "store", "benchmark", Keep(None)), scratch / "by-hand"
+        self._store, self._path = Store(scratch / "store", "benchmark", None), scratch / "by-hand"
         self._store.save(self._contents)
         self._bytes = b"".join(path.read_bytes() for path in self._store.at(1).iterdir())
         self.size = len(self._bytes)

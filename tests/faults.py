@@ -93,8 +93,8 @@ FILES = [
     ),
     _fault(
         "one checkpoint too few stays",
-        "own[: -self._keep.last] if",
-        "own[: 1 - self._keep.last] if",
+        "own[: -self._keep] if",
+        "own[: 1 - self._keep] if",
         RETENTION,
     ),
     _fault(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from headrace.store import disk
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 from headrace.store.contents import COMMIT, MANIFEST, Contents
 from kit import small
 
@@ -226,7 +226,7 @@ def sound(store: Store, steps: list[int]) -> None:
         assert difference(store.load(step), contents_of(step)) == ""
 
 
-def goes_on(path: Path, keep: Keep, step: int) -> None:
+def goes_on(path: Path, keep: int | None, step: int) -> None:
     """The next save works, is found, and clears away what was left over."""
     store = Store(path, RUN, keep)
     store.save(contents_of(step))

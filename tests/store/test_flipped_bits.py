@@ -16,7 +16,7 @@ from kit.fault_harness import RUN, contents_of, difference, goes_on, hashes, pla
 from kit.sampled import sampled
 
 from headrace.errors import CheckpointError, CorruptError
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 
 GOOD, BAD = 1, 2
 FILES = ["COMMIT", "manifest.json", "model.safetensors", "rank-00000.json", "rank-00000.safetensors", "trainer.json"]
@@ -167,7 +167,7 @@ def test_a_corrupt_checkpoint_makes_way_and_keeps_its_bytes(store: Store) -> Non
 
     sound(store, [GOOD, BAD])
     assert hashes(damaged) == before
-    goes_on(store.path, Keep(9), 3)
+    goes_on(store.path, 9, 3)
     assert hashes(damaged) == before
 
 

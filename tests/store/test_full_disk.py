@@ -30,7 +30,7 @@ from kit.fault_harness import (
 from kit.sampled import sampled
 
 from headrace.errors import RunError
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 from headrace.store.contents import Contents
 
 OLD, NEW, NEXT = 1, 2, 3
@@ -44,10 +44,10 @@ def template(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep", [Keep(None), Keep(1)], ids=["all", "one"])
+@pytest.mark.parametrize("keep", [None, 1], ids=["all", "one"])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
-    lasting: bool, keep: Keep, template: Path, tmp_path: Path
+    lasting: bool, keep: int | None, template: Path, tmp_path: Path
 ) -> None:
     """A save ends with the operation that failed: a sync that is tried again could succeed without the bytes."""
     with performing(trace := Trace()):
@@ -99,7 +99,7 @@ def save_within(path: Path, limit: int) -> tuple[str, str]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     first = attempt(lambda: Store(path, RUN).save(contents_of(NEW)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    return first, attempt(lambda: goes_on(path, Keep(None), NEXT))
+    return first, attempt(lambda: goes_on(path, None, NEXT))
 
 
 def attempt(save: Callable[[], object]) -> str:

@@ -16,7 +16,7 @@ import pytest
 from kit.fault_harness import RUN, contents_of, difference, hashes, in_child, place, recommit, scratch, sound
 
 from headrace.errors import CheckpointError, CorruptError, HeadraceError
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 
 GOOD, BAD = 1, 2
 LIMIT_S = 10.0
@@ -101,7 +101,7 @@ def named(name: Any, manifest: Any, store: Store) -> None:
 Change = Callable[[Any, Store], object]
 CHANGES: dict[str, tuple[str, list[Change]]] = {
     "a name that no file of a checkpoint has": (
-        "which no file of a checkpoint is called",
+        "is not what a file of a checkpoint is called",
         [partial(named, name) for name in NAMES],
     ),
     "a file twice": ("twice", [lambda manifest, store: manifest["files"].append(manifest["files"][0])]),
@@ -289,7 +289,7 @@ def test_checkpoints_of_another_run_with_higher_numbers_are_told_and_stay_as_the
 
     with pytest.warns(UserWarning, match="belongs to another run") as caught:
         newest = store.newest()
-    mine = Store(store.path, RUN, Keep(1))
+    mine = Store(store.path, RUN, 1)
     for step in (3, 4):
         mine.save(contents_of(step))
 

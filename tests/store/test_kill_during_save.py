@@ -26,15 +26,15 @@ from kit.fault_harness import (
 from kit.sampled import sampled
 
 from headrace.errors import CorruptError
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 
 NEW, NEXT = 4, 5
 SAVES = {  # what is there before, what is kept, and the steps that are there in between, one after the other
-    "first": ([], Keep(None), [[], [4]]),
-    "steady": ([1, 2], Keep(None), [[1, 2], [1, 2, 4]]),
-    "keeping one": ([3], Keep(1), [[3], [3, 4], [4]]),
-    "keeping two": ([2, 3], Keep(2), [[2, 3], [2, 3, 4], [3, 4]]),
-    "keeping one of many": ([1, 2, 3], Keep(1), [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], [3, 4], [4]]),
+    "first": ([], None, [[], [4]]),
+    "steady": ([1, 2], None, [[1, 2], [1, 2, 4]]),
+    "keeping one": ([3], 1, [[3], [3, 4], [4]]),
+    "keeping two": ([2, 3], 2, [[2, 3], [2, 3, 4], [3, 4]]),
+    "keeping one of many": ([1, 2, 3], 1, [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], [3, 4], [4]]),
 }
 
 
@@ -52,14 +52,14 @@ def prepared(root: Path, there: list[int]) -> Path:
     return root / "template"
 
 
-def operations(template: Path, keep: Keep) -> list[str]:
+def operations(template: Path, keep: int | None) -> list[str]:
     """What the save consists of."""
     with performing(trace := Trace()), scratch() as path:
         Store(shutil.copytree(template, path / "traced") / "run" / "checkpoints", RUN, keep).save(contents_of(NEW))
     return trace.operations
 
 
-def saves(path: Path, keep: Keep, killed: Kill) -> None:
+def saves(path: Path, keep: int | None, killed: Kill) -> None:
     with performing(killed):
         Store(path, RUN, keep).save(contents_of(NEW))
 
@@ -103,21 +103,21 @@ def test_a_save_that_is_killed_anywhere_leaves_the_old_or_the_new_checkpoint(kin
 
 def test_a_save_is_complete_if_the_kill_comes_after_its_last_operation(root: Path) -> None:
     template = prepared(root, [1, 2])
-    kill = Kill(at=len(operations(template, Keep(1))))
-    assert in_child(lambda: saves(template / "run" / "checkpoints", Keep(1), kill)) is None
+    kill = Kill(at=len(operations(template, 1)))
+    assert in_child(lambda: saves(template / "run" / "checkpoints", 1, kill)) is None
     sound(Store(template / "run" / "checkpoints", RUN), [NEW])
 
 
 def test_a_checkpoint_whose_commit_came_first_would_not_survive_a_kill(root: Path) -> None:
     """The negative control: the same kills, and a COMMIT that was there before the files that it vouches for."""
     template = prepared(root, [1, 2])
-    names = operations(template, Keep(None))
+    names = operations(template, None)
     [commit] = [n for n, name in enumerate(names) if name == "replace"]
     broken = 0
     for at in range(names.index("create"), commit):
         path = shutil.copytree(template, root / str(at)) / "run" / "checkpoints"
         with pytest.raises(Died):
-            saves(path, Keep(None), Death(at=at, when="after"))
+            saves(path, None, Death(at=at, when="after"))
         [name] = unfinished(path)
         (path / name / "COMMIT").write_bytes(b"0" * 64)
         try:

@@ -12,9 +12,9 @@ from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on
 
 from headrace.errors import HeadraceError
 from headrace.store import disk
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 
-SAVES = {"all": (Keep(None), [1, 2]), "one": (Keep(1), [1, 2, 3]), "two": (Keep(2), [1, 2, 3, 4])}
+SAVES = {"all": (None, [1, 2]), "one": (1, [1, 2, 3]), "two": (2, [1, 2, 3, 4])}
 PLACE = Path("run", "checkpoints")
 
 
@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
         yield path
 
 
-def recorded(root: Path, keep: Keep, steps: list[int]) -> Story:
+def recorded(root: Path, keep: int | None, steps: list[int]) -> Story:
     """What saving these steps, one after the other and from nothing, does to a disk."""
     with performing(story := Story(root / "disk")):
         for step in steps:
@@ -37,7 +37,7 @@ def recorded(root: Path, keep: Keep, steps: list[int]) -> Story:
     return story
 
 
-def survives(path: Path, keep: Keep, steps: list[int], promised: list[int]) -> None:
+def survives(path: Path, keep: int | None, steps: list[int], promised: list[int]) -> None:
     """The last save that returned is there, or the one after it; whatever is called a checkpoint is one."""
     store = Store(path, RUN, keep)
     there = store.steps()
@@ -91,13 +91,13 @@ def test_a_save_that_returned_survives_any_loss_of_power(kind: str, root: Path) 
 def test_a_save_that_does_not_sync_is_caught(missing: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: the same crashes, of saves that skip one kind of sync."""
     monkeypatch.setattr(f"headrace.store.disk.{missing}", lambda _: None)
-    story = recorded(root, Keep(None), [1])
+    story = recorded(root, None, [1])
     monkeypatch.undo()
     caught = []
 
     def check(path: Path, promised: list[int]) -> None:
         try:
-            survives(path, Keep(None), [1], promised)
+            survives(path, None, [1], promised)
         except (AssertionError, HeadraceError, UserWarning) as error:
             caught.append(type(error))
 

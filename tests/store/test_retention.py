@@ -8,10 +8,10 @@ import pytest
 from kit.fault_harness import RUN, contents_of, difference, hashes, sound
 
 from headrace.errors import ConfigError
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store, checked_keep
 
 
-def saved(path: Path, keep: Keep, steps: int, best: tuple[int, ...] = ()) -> Store:
+def saved(path: Path, keep: int | None, steps: int, best: tuple[int, ...] = ()) -> Store:
     store = Store(path, RUN, keep)
     for step in range(1, steps + 1):
         store.save(contents_of(step), best=[b for b in best if b <= step])
@@ -20,18 +20,18 @@ def saved(path: Path, keep: Keep, steps: int, best: tuple[int, ...] = ()) -> Sto
 
 @pytest.mark.parametrize(("keep", "there"), [(1, [5]), (2, [4, 5]), (9, [1, 2, 3, 4, 5]), ("all", [1, 2, 3, 4, 5])])
 def test_the_last_so_many_stay(keep: Any, there: list[int], tmp_path: Path) -> None:
-    sound(saved(tmp_path, Keep.of(keep), 5), there)
+    sound(saved(tmp_path, checked_keep(keep), 5), there)
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, False, "x", "ALL", "", None, 1.0, [1]])
 def test_a_number_that_would_keep_none_or_is_none_is_refused(keep: Any) -> None:
     with pytest.raises(ConfigError, match="at least 1, or 'all'") as caught:
-        Keep.of(keep)
+        checked_keep(keep)
     assert repr(keep) in str(caught.value)
 
 
 def test_the_best_steps_stay_as_long_as_they_are_the_best(tmp_path: Path) -> None:
-    store = saved(tmp_path, Keep(1), 5, best=(2, 4))
+    store = saved(tmp_path, 1, 5, best=(2, 4))
     sound(store, [2, 4, 5])
     store.save(contents_of(6), best=[4])
     sound(store, [4, 6])
@@ -41,7 +41,7 @@ def test_the_best_steps_stay_as_long_as_they_are_the_best(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("step", [9_999, 999_999_999, 999_999_999_999])
 def test_steps_are_ordered_as_numbers(step: int, tmp_path: Path) -> None:
-    store = Store(tmp_path, RUN, Keep(2))
+    store = Store(tmp_path, RUN, 2)
     for number in (step - 1, step, step + 1):
         store.save(contents_of(number))
     newest = store.newest()
@@ -84,7 +84,7 @@ def test_what_other_runs_and_other_people_left_stays_as_it_is(run: str | None, t
     (path / "dangling").symlink_to(path / "nowhere")
     before, precious_before = snapshot(path), snapshot(precious)
 
-    mine = Store(path, run, Keep(1))
+    mine = Store(path, run, 1)
     for step in range(10, 14):
         mine.save(contents_of(step))
 
@@ -98,7 +98,7 @@ def test_what_other_runs_and_other_people_left_stays_as_it_is(run: str | None, t
 
 
 def test_a_corrupt_checkpoint_of_this_run_is_never_the_only_one_that_stays(tmp_path: Path) -> None:
-    store = saved(tmp_path, Keep(2), 3)
+    store = saved(tmp_path, 2, 3)
     with open(store.at(3) / "model.safetensors", "r+b") as file:
         file.write(b"\0")
     before = hashes(store.at(3))

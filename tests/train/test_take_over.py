@@ -25,7 +25,7 @@ from kit.fault_harness import (
 )
 
 from headrace.errors import RunError
-from headrace.store.checkpoints import Keep, Store
+from headrace.store.checkpoints import Store
 
 FIRST, STEP, NEXT = 1, 2, 3
 
@@ -39,7 +39,7 @@ def root() -> Iterator[Path]:
         yield path
 
 
-def take_over(path: Path, keep: Keep) -> None:
+def take_over(path: Path, keep: int | None) -> None:
     Store(path, RUN, keep).save(contents_again(STEP), again=True)
 
 
@@ -54,12 +54,12 @@ def one_of_the_two(path: Path) -> str:
 
 def test_a_checkpoint_takes_the_place_of_one_of_the_same_step(root: Path) -> None:
     path = root / "template"
-    take_over(path, Keep(1))
+    take_over(path, 1)
     assert one_of_the_two(path) == "new"
     assert os.listdir(path) == [f"step-{STEP:012d}-000003"]
 
 
-def operations(root: Path, keep: Keep) -> list[str]:
+def operations(root: Path, keep: int | None) -> list[str]:
     trace = Trace()
     with performing(trace):
         take_over(shutil.copytree(root / "template", root / "traced"), keep)
@@ -67,8 +67,8 @@ def operations(root: Path, keep: Keep) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep", [Keep(1), Keep(None)])
-def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
+@pytest.mark.parametrize("keep", [1, None])
+def test_an_end_anywhere_leaves_one_of_the_two(keep: int | None, root: Path) -> None:
     """Nothing after that place is performed, as if the process had been killed there."""
     seen, lost = [], []
     count = len(operations(root, keep))
@@ -90,17 +90,17 @@ def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, root: Path) -> None:
 
 def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Path) -> None:
     lost = []
-    for at, name in enumerate(operations(root, Keep(None))):
+    for at, name in enumerate(operations(root, None)):
         path = shutil.copytree(root / "template", root / str(at))
         before = hashes(first := place(Store(path, RUN), FIRST))
         with performing(Fail(at=at)), pytest.raises(RunError):
-            take_over(path, Keep(None))
+            take_over(path, None)
         try:
             one_of_the_two(path)
         except AssertionError:
             lost.append((at, name))
             continue
-        take_over(path, Keep(None))
+        take_over(path, None)
         assert one_of_the_two(path) == "new"
         assert hashes(first) == before
     assert lost == []
@@ -110,7 +110,7 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Pa
 def test_a_loss_of_power_anywhere_leaves_one_of_the_two(root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
     with performing(story := Story(path)):
-        take_over(path, Keep(1))
+        take_over(path, 1)
         story.returned(STEP)
     found = dict[tuple[object, ...], str]()  # many a loss leaves the same as another
     for end, lost in story.crashes(subsets=5):
@@ -131,6 +131,6 @@ def test_what_is_not_of_this_run_stays_as_it_is(root: Path) -> None:
     path = root / "other"
     other = Store(path, "another run").save(contents_of(STEP))
     before = hashes(other)
-    take_over(path, Keep(1))
+    take_over(path, 1)
     assert one_of_the_two(path) == "new"
     assert hashes(other) == before

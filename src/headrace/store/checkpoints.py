@@ -5,7 +5,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
@@ -21,19 +20,13 @@ from .shards import WHOLE, RowPart
 _OF_EARLIER_VERSIONS = re.compile(r"step-\d{12,18}")
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """How many checkpoints stay: the last so many (`None`: all), besides those that `Store.save` is told to keep."""
-
-    last: int | None = 3
-
-    @classmethod
-    def of(cls, keep: int | str) -> "Keep":
-        if keep == "all":
-            return cls(None)
-        if not isinstance(keep, Integral) or isinstance(keep, bool) or keep < 1:
-            raise ConfigError(f"keep= is a number of checkpoints, at least 1, or 'all'; got {keep!r}.", argument="keep")
-        return cls(int(keep))
+def checked_keep(keep: int | str) -> int | None:
+    """How many checkpoints stay: the last so many, or `None` for all."""
+    if keep == "all":
+        return None
+    if not isinstance(keep, Integral) or isinstance(keep, bool) or keep < 1:
+        raise ConfigError(f"keep= is a number of checkpoints, at least 1, or 'all'; got {keep!r}.", argument="keep")
+    return int(keep)
 
 
 class Store:
@@ -44,11 +37,12 @@ class Store:
     next save. The one that was saved last is the newest. Several of the same step may be there: the last one counts.
 
     `save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
-    Checkpoints of other runs, and files of other people, are never touched. `run_id=None` reads those of any run.
+    The last `keep` checkpoints stay (`None`: all), besides those that `save` is told to keep. Checkpoints of other
+    runs, and files of other people, are never touched. `run_id=None` reads those of any run.
     """
 
-    def __init__(self, path: Path, run_id: str | None, keep: Keep | None = None, *, first_serial: int = 1) -> None:
-        self.path, self._run_id, self._keep = path, run_id, keep or Keep(None)
+    def __init__(self, path: Path, run_id: str | None, keep: int | None = None, *, first_serial: int = 1) -> None:
+        self.path, self._run_id, self._keep = path, run_id, keep
         self._first_serial = first_serial
         self._anchored = False  # whether the directory is certain to be on the disk
 
@@ -225,8 +219,8 @@ class Store:
             place for place in own if (again and place.step == new.step) or (overtakes and place.step > new.step)
         ]
         own = [place for place in [*own, new] if place not in outdated]
-        if self._keep.last is not None:
-            outdated += [place for place in own[: -self._keep.last] if place.step not in best]
+        if self._keep is not None:
+            outdated += [place for place in own[: -self._keep] if place.step not in best]
         for place in outdated:
             disk.unlink(self.path / place.name / COMMIT)  # from here on it is none
             disk.sync_dir(self.path / place.name)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import CheckpointError, CorruptError
 from . import disk, system
 from .codec import dtype_name, from_json, parse_tensors, tensor_pieces, to_json
-from .shape import ANY, COUNT, DICT, TEXT, check, each
+from .shape import COUNT, DICT, TEXT, Kind, check, each
 from .shards import LAYOUT, SHARD, WHOLE, RowPart, place_of, read, shard_file
 from .snapshot import beside
 
@@ -31,12 +31,25 @@ FILES_MAX = 100_000
 PIECE_BYTES = 1 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _OF_WORKER = re.compile(r"rank-\d+\.json")
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None and value not in (MANIFEST, COMMIT)
+
+
+def _is_spec(value: Any) -> bool:
+    pair = isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], list)
+    return pair and all(map(COUNT.holds, value[1]))
+
+
+_CALLED = Kind("what a file of a checkpoint is called", _is_name)
+_SPEC = Kind("a dtype and a shape", _is_spec)
 _MANIFEST = {
     "run_id": TEXT,
     "step": COUNT,
     "world": COUNT,
     "made_by": DICT,
-    "files": [{"name": ANY, "size": COUNT, "sha256": TEXT, "tensors": each([ANY])}],
+    "files": [{"name": _CALLED, "size": COUNT, "sha256": TEXT, "tensors": each(_SPEC)}],
 }
 
 
@@ -288,23 +301,11 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
             f"format {FORMAT}. {'Install a newer headrace.' if newer else 'Use that version, or train again.'}"
         )
     check(found, _MANIFEST, str(where))
-    try:
-        files = tuple(
-            Written(
-                entry["name"],
-                entry["size"],
-                entry["sha256"],
-                {name: (str(dtype), [int(n) for n in shape]) for name, (dtype, shape) in entry["tensors"].items()},
-            )
-            for entry in found["files"]
-        )
-    except (TypeError, ValueError, OverflowError) as error:
-        raise CorruptError(f"{where} is not a manifest: {type(error).__name__}: {error}") from None
-    names = [written.name for written in files]
-    for name in names:
-        if not isinstance(name, str) or not NAME.fullmatch(name) or name in (MANIFEST, COMMIT):
-            raise CorruptError(f"{where} names a file {name!r}, which no file of a checkpoint is called.")
-    if len(set(names)) != len(names) or len(names) > FILES_MAX:
+    files = tuple(
+        Written(entry["name"], entry["size"], entry["sha256"], {k: (v[0], v[1]) for k, v in entry["tensors"].items()})
+        for entry in found["files"]
+    )
+    if len({written.name for written in files}) != len(files) or len(files) > FILES_MAX:
         raise CorruptError(f"{where} names a file twice, or too many.")
     return Manifest(found["run_id"], found["step"], found["world"], files, found["made_by"])
 

@@ -26,23 +26,17 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Maybe:
+class maybe:  # noqa: N801 - it is written as a function
+    """The shape of a value that may be `None`, or of a key that may be missing."""
+
     shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
-class _Each:
-    shape: Shape
-
-
-def maybe(shape: Shape) -> Shape:
-    """The shape of a value that may be `None`, or of a key that may be missing."""
-    return _Maybe(shape)
-
-
-def each(shape: Shape) -> Shape:
+class each:  # noqa: N801
     """A dict whose values all have this shape, under any names."""
-    return _Each(shape)
+
+    shape: Shape
 
 
 def _is_whole(value: Any) -> bool:
@@ -72,7 +66,7 @@ def like(example: Any) -> Shape:
 
 def check(value: Any, shape: Shape, at: str) -> Any:
     """The value, if it has this shape; else an error that names the place, which begins with `at`."""
-    if isinstance(shape, _Maybe):
+    if isinstance(shape, maybe):
         return value if value is None else check(value, shape.shape, at)
     if isinstance(shape, Kind):
         _expect(shape.holds(value), shape.name, value, at)
@@ -82,11 +76,11 @@ def check(value: Any, shape: Shape, at: str) -> Any:
             check(item, shape[0], f"{at}/{number}")
     else:
         _expect(isinstance(value, Mapping) and all(isinstance(key, str) for key in value), "a dict", value, at)
-        inside = dict.fromkeys(value, shape.shape) if isinstance(shape, _Each) else shape
+        inside = dict.fromkeys(value, shape.shape) if isinstance(shape, each) else shape
         for key, wanted in inside.items():
             if key in value:
                 check(value[key], wanted, f"{at}/{_shown(key)}")
-            elif not isinstance(wanted, _Maybe):
+            elif not isinstance(wanted, maybe):
                 raise CorruptError(f"{at} has no {key!r}.")
     return value
 

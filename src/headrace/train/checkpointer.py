@@ -16,7 +16,7 @@ from ..errors import CheckpointError, RunError
 from ..length import Length
 from ..step import config
 from ..step.weights import load_model
-from ..store.checkpoints import Keep, Store
+from ..store.checkpoints import Store, checked_keep
 from ..store.contents import MODEL, Contents
 from ..store.disk import failure
 from ..store.named import NoMirror, mirror_of, url_of
@@ -64,7 +64,7 @@ class Checkpointer:
         self._strategy, self._comm = strategy, strategy.comm
         self._named = named(run.path) if run.path is not None else Path()
         self._resume, self._override, self._wait = run.resume, run.override, run.wait
-        self._keep, self._parent = Keep.of(run.keep), run.parent
+        self._keep, self._parent = checked_keep(run.keep), run.parent
         self.keeps = run.path is not None
         """Whether a training can go on from here."""
         self.every = Length.parse(run.every, "every") if self.keeps else None
@@ -201,7 +201,7 @@ class Checkpointer:
             self._run.check_reported(saved := checkpoint.common["history"], contents.step)
         reported = self._run.rows_until(self._rows_until, checkpoint.common["counters"]["samples"])
         checkpoint.common["history"] = joined_rows(reported, saved["last"])
-        for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
+        for step in [step for step in steps if step <= contents.step][-(self._keep or 1) :]:
             self._best_steps[step] = marked_by(self._store, step, contents)
         about = {"newest": newest, "override": self._override, "overridden": overridden}
         common = {"step": contents.step, "history": checkpoint.common["history"]}
@@ -296,7 +296,7 @@ class Checkpointer:
         if not checkpoint.is_stuck:
             self._good = [info.step]
         self._best_steps[info.step] = [*info.kept, *self._good]
-        if len(self._best_steps) > (self._keep.last or 1):
+        if len(self._best_steps) > (self._keep or 1):
             del self._best_steps[min(self._best_steps)]
         best_steps = [step for steps in self._best_steps.values() for step in steps]
         fill = partial(complete, contents, large, copies, keys)
@@ -341,7 +341,7 @@ class Checkpointer:
         self._run.log(f"ended: {why}")
 
     def announce(self, step: int, complete: bool, why: str) -> None:
-        """Prints after a signal whether anything is missing: updates, or, if the training ended otherwise, reports."""
+        """Prints, after a signal, whether the run is complete. If it is not, says from which step it can go on."""
         then = "to go on" if not why or was_interrupted(why) else "to complete it"
         saved = f"saved at step {step:,} in {self._url or self._named}; run again {then}"
         text = "the training had reached its end, and its run is complete" if complete else saved

@@ -15,7 +15,7 @@ from ..length import Length
 from ..step import config
 from ..step.weights import check_model, completed
 from ..store import codec, disk
-from ..store.checkpoints import Keep, Store
+from ..store.checkpoints import Store, checked_keep
 from ..store.contents import MODEL, TRAINER
 from ..store.named import url_of
 from ..store.parents import step_of
@@ -89,7 +89,7 @@ class Run:
                 raise ConfigError(
                     "parent= needs the path of the new run: hr.Run('runs/b', parent=...).", argument="parent"
                 )
-        Keep.of(self.keep)
+        checked_keep(self.keep)
         Length.parse(self.every, "every")
 
 

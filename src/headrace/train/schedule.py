@@ -324,7 +324,7 @@ class _ByTorch(Rates):
                 )
             now, found = scheduler.state_dict(), saved["state"]
             if type(scheduler).__module__.startswith("torch.optim."):  # what another one keeps may change its kind
-                shape = {key: maybe(like(value)) for key, value in now.items()}
+                shape: dict[str, Any] = {key: maybe(like(value)) for key, value in now.items()}
                 shape |= {"_step_count": COUNT} if "_step_count" in found else {}
                 check(found, shape, f"the saved {saved['kind']}")
             scheduler.load_state_dict(_as_counters(found, now))
