@@ -181,8 +181,6 @@ def test_columns_by_name_may_be_lists_and_what_pandas_holds() -> None:
     table = as_table({"x": frame[["a", "b"]], "kind": frame["kind"], "n": [1, 2], "m": sparse.csr_matrix(np.eye(2))})
     assert list(map(str, table.streams)) == ["x: float64[2]", "kind: int64[]", "n: int64[]", "m: sparse float64[2]"]
     assert dict(table.categories) == {"kind": ["high", "low"]}
-    side_by_side = hr.ArrayTable({"x": frame[["a", "b"]], "y": frame["b"]}).rows(0, 2)
-    assert (side_by_side["x"].tolist(), side_by_side["y"].tolist()) == ([[1, 0.5], [2, 1.5]], [0.5, 1.5])
     assert len(as_table({"x": torch.zeros(0, 2)})) == len(as_table(frame[:0])) == 0
     assert as_table(frame["b"]).rows(0, 2)["x"].tolist() == [0.5, 1.5]
     assert as_table({"x": [[1.5, 2], [3, 4]]}).streams[0] == hr.Stream("x", (2,))  # a float of Python has no width

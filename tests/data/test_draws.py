@@ -191,13 +191,8 @@ def test_numbers_are_made_on_the_device_of_the_rows() -> None:
     assert torch.equal(draws().to(torch.device("cpu")).uniform(), draws().uniform())
 
 
-def test_the_items_of_two_streams_get_different_numbers_and_so_do_two_calls() -> None:
-    words, tags = (hr.Ragged.of([torch.zeros(n) for n in (40, 0, 60)]) for _ in range(2))
-    ours, again = Draws.at(3, [(1, 5, 8)]), Draws.at(3, [(1, 5, 8)])
-    found = [ours.items(words).uniform(), ours.items(tags).uniform(), ours.items(words).uniform(), ours.uniform(40)[0]]
-    for k, one in enumerate(found):
-        for other in found[:k]:
-            assert not set(one.tolist()) & set(other.tolist())
-    assert torch.equal(again.items(words).uniform(), found[0])
-    assert torch.equal(again.items(words).uniform(), found[1])
-    assert torch.equal(again.uniform(40)[0], found[3]), "numbers of rows do not depend on those of items"
+def test_a_mask_gives_the_items_of_sequences_numbers_that_do_not_depend_on_the_longest_row() -> None:
+    words = hr.Ragged.of([torch.zeros(n) for n in (40, 0, 60)])
+    found = Draws.at(3, [(1, 5, 8)]).normal(words.longest)[words.mask]
+    assert len(found) == words.items
+    assert torch.equal(found[:40], Draws.at(3, [(1, 5, 6)]).normal(40)[0])

@@ -128,24 +128,11 @@ def _advice(column: Any) -> str:
     return "Make an array of it: np.asarray(...)."
 
 
-def _of_frame(name: str, part: Any) -> Any:
-    """The numbers of a frame's columns side by side, or of one of them."""
-    numbers = part.to_numpy()
-    if numbers.dtype.kind == "f" and np.isnan(numbers).any():
-        raise DataError(
-            f"stream {name!r}: this {type(part).__name__} has nulls, or NaN. Fill them: part.fillna(0.0), or "
-            "hr.open_table(frame, nulls={'column': 'mean'})."
-        )
-    return numbers
-
-
 def _as_rows(name: str, column: Any) -> Tensor | Rows:
     if isinstance(column, Rows):
         return column
     if type(column).__module__.startswith("scipy.sparse"):
         return Sparse.of(column)
-    if type(column).__module__.partition(".")[0] in ("pandas", "polars"):
-        column = _of_frame(name, column)
     if isinstance(column, np.ndarray):
         column = unmasked(column, f"stream {name!r}")
         if column.dtype.kind not in "biufc":

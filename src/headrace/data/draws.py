@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .ragged import Ragged
 
 CHUNK = 1 << 15  # numbers at a time: the temporaries stay in the processor's cache
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
@@ -29,7 +28,7 @@ class Draws:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self._keys, self._calls, self._spreads = keys, 0, 0
+        self._keys, self._calls = keys, 0
 
     @classmethod
     def at(cls, seed: int, pieces: Sequence[tuple[int, int, int]]) -> "Draws":
@@ -51,17 +50,6 @@ class Draws:
     def split(self, counts: Sequence[int]) -> "list[Draws]":
         """The numbers of consecutive runs of rows."""
         return [Draws(keys) for keys in self._keys.split(list(counts))]
-
-    def items(self, sequences: Ragged) -> "Draws":
-        """Random numbers for the items of sequences; every call gives new ones: `draws.items(words).normal()`."""
-        if len(sequences) != len(self):
-            raise ConfigError(f"expected sequences for {len(self)} rows, got {len(sequences)}.")
-        spread = {"output_size": sequences.items}
-        own = torch.arange(sequences.items, device=self._keys.device)
-        own -= sequences.offsets[:-1].repeat_interleave(sequences.lengths, **spread)
-        own -= self._spreads << 40  # the numbers of rows count upwards
-        self._spreads += 1
-        return Draws(_mix_(self._keys.repeat_interleave(sequences.lengths, **spread) + (own + 1) * _GOLDEN))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Numbers of float32 from `low` up to, not including, `high`."""

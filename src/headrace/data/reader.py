@@ -121,9 +121,10 @@ class Reader(Source):
         self.fingerprint = table.fingerprint() if self._marked else ""
         if self.augmentation is not None and self.fingerprint:
             self.fingerprint = digest("map", self.fingerprint, self.augmentation.name)
-        self._lengths = np.empty(0, np.int64)
+        self._lengths, self._items = np.empty(0, np.int64), len(table)
         if self.sized_by != "rows":
             self._lengths = torch.as_tensor(table.lengths(self.sized_by)).numpy()
+            self._items = int(self._lengths.sum())
             if len(self._lengths) != len(table):
                 raise SourceError(
                     f"{type(table).__name__}.lengths({self.sized_by!r}) gave {len(self._lengths)} numbers for "
@@ -167,8 +168,7 @@ class Reader(Source):
 
     @property
     def item_bytes(self) -> float:
-        items = len(self.table) if self.sized_by == "rows" else int(self._lengths.sum())
-        return self.row_bytes * len(self.table) / max(1, items)
+        return self.row_bytes * len(self.table) / max(1, self._items)
 
     def over(self, table: Table) -> "Reader":
         """The same reader of another table with as many rows."""

@@ -1,6 +1,5 @@
 """Sparse rows, which store only the numbers that are not zero, with their indices."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,14 +78,6 @@ class Sparse(Rows):
         starts = torch.arange(len(self), device=self.device) * self.dim
         where = torch.repeat_interleave(starts, self.offsets.diff(), output_size=len(self.indices)) + self.indices
         return flat.index_add_(0, where, self._numbers()).view(len(self), self.dim)
-
-    def csr(self) -> Tensor:
-        """As a torch tensor of layout sparse_csr."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return torch.sparse_csr_tensor(
-                self.offsets, self.indices.long(), self._numbers(), size=self.shape, check_invariants=False
-            )
 
     def bag(self) -> dict[str, Tensor | None]:
         """The arguments of an EmbeddingBag: `embedding(**words.bag())`; values other than 1 want its mode "sum"."""
