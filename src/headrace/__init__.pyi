@@ -1,5 +1,6 @@
 """The public names and the modules that they are in: type checkers read this file, and so does `__init__.py`."""
 
+from .adapters.adapt import samples as samples
 from .adapters.compose import concat as concat
 from .adapters.compose import filter as filter
 from .adapters.compose import head as head
@@ -11,7 +12,6 @@ from .adapters.compose import split as split
 from .adapters.compose import zip as zip
 from .adapters.iterables import LoaderSource as LoaderSource
 from .adapters.samples import from_dataset as from_dataset
-from .adapters.stacked import samples as samples
 from .app.pretrained import save_pretrained as save_pretrained
 from .app.recipe import Recipe as Recipe
 from .app.recipe import load as load
@@ -43,7 +43,7 @@ from .errors import OutOfMemoryError as OutOfMemoryError
 from .errors import RunError as RunError
 from .errors import SourceError as SourceError
 from .errors import WorkerError as WorkerError
-from .formats.read import add_format as add_format
+from .formats.table import add_format as add_format
 from .formats.table import open_table as open_table
 from .formats.text import open_ctf as open_ctf
 from .formats.write import write_table as write_table

@@ -66,11 +66,11 @@ def test_nulls_of_a_frame_are_counted_and_the_first_is_named(column: Callable[[]
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (lambda: pd.DataFrame({"x": [{1}, {2}]}), "column 'x' of this frame holds objects, a set in row 0"),
-        (lambda: pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame holds objects, a int in row 1"),
+        (lambda: pd.DataFrame({"x": [object()]}), "column 'x' of this frame cannot be read: .*object.*Make numbers"),
+        (lambda: pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame cannot be read: .*int"),
         (
             lambda: pd.DataFrame({"x": [datetime.datetime(2020, 1, 1)]}),
-            "column 'x' of this frame holds datetime64.*Cast it",
+            "column 'x' of this frame holds timestamp.*Cast it",
         ),
         (lambda: pd.DataFrame([[1, 2]]), "a column is called 0; a stream has a string for its name"),
         (lambda: pd.DataFrame([[1, 2]], columns=["x", "x"]), "this frame has 2 columns 'x'"),

@@ -99,13 +99,15 @@ def test_a_type_says_what_a_stream_is() -> None:
     ]
 
 
-@pytest.mark.parametrize("permutation", [None, [2, 0, 1]])
+@pytest.mark.parametrize("permutation", [None, [0, 1, 2], [2, 0, 1]])
 def test_tensors_of_a_fixed_shape_keep_their_shape(permutation: Sequence[int] | None) -> None:
     kind = pa.fixed_shape_tensor(pa.int64(), [2, 3, 4], permutation=permutation)
     column = pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(np.arange(72), 24))
     expected = torch.arange(72).view(3, 2, 3, 4)
-    if permutation:
-        expected = expected.permute(0, 3, 1, 2)
+    if permutation == [2, 0, 1]:
+        with pytest.raises(hr.DataError, match="holds tensors with permuted dimensions"):
+            read(column)
+        return
     assert torch.equal(read(column), expected)
     assert torch.equal(read(column[1:]), expected[1:])
 

@@ -3,7 +3,6 @@
 import gzip
 import re
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -173,21 +172,20 @@ NUMBERS = st.one_of(
     kind=st.sampled_from(["float32", "float64", "float16", "int8", "int64", "uint64", "uint32", "bool"]),
 )
 def test_numbers_are_those_that_python_reads(words: list[str], kind: str, tmp_path_factory: Any) -> None:
-    path = tmp_path_factory.mktemp("numbers") / "t.ctf"
-    expected = []
-    for word in words:
+    path, streams = tmp_path_factory.mktemp("numbers") / "t.ctf", [Stream("a", (), kind)]
+    expected, good = list[float](), list[str]()
+    for line, word in enumerate(words, 1):
         try:
             expected.append(float(number(word.encode(), kind)))
+            good.append(word)
         except Bad:
-            continue
-    written(path, "".join(f"|a {word}\n" for word in words))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what was dropped
-        if not expected:
-            with pytest.raises(SourceError, match="would be dropped"):
-                open_ctf(path, [Stream("a", (), kind)], bad_rows="skip")
-            return
-        found = open_ctf(path, [Stream("a", (), kind)], bad_rows="skip")
+            if line == len(good) + 1:  # the first of them
+                written(path, "".join(f"|a {word}\n" for word in words))
+                with pytest.raises(SourceError, match=f"line {line}: stream .a.: expected a number"):
+                    open_ctf(path, streams)
+    if not good:
+        return
+    found = open_ctf(written(path, "".join(f"|a {word}\n" for word in good)), streams)
     assert repr([float(value) for value in found.rows(0, len(found))["a"].tolist()]) == repr(expected)
 
 
@@ -209,29 +207,27 @@ def test_a_file_cut_anywhere_has_the_rows_of_the_plain_parser(seed: int, tmp_pat
             assert seen(rows_of(table)) == seen(expected.rows)
 
 
-def verdict(path: Path, bad_rows: Any) -> tuple[str, Any]:
+def verdict(path: Path) -> tuple[str, Any]:
     """The rows of a file, or the first line of it that is said to be wrong, or that there is nothing in it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what was dropped
-            table = open_ctf(path, STREAMS, fields=NAMES, bad_rows=bad_rows)
+        table = open_ctf(path, STREAMS, fields=NAMES)
     except HeadraceError as error:
         message = str(error)
         assert all(c.isprintable() or c == "\n" for c in message), "nothing that a terminal obeys"
-        if "holds no sequences" in message or "would be dropped" in message or "Its fields are:" in message:
+        if "holds no sequences" in message or "Its fields are:" in message:
             return "nothing", message
         return "line", int(re.search(r", line (\d+): ", message)[1])  # type: ignore[index]
     return "rows", seen(rows_of(table))
 
 
-def expected(outcome: Outcome, bad_rows: str) -> tuple[str, Any]:
-    if bad_rows == "stop" and outcome.first_bad_line is not None:
+def expected(outcome: Outcome) -> tuple[str, Any]:
+    if outcome.first_bad_line is not None:
         return "line", outcome.first_bad_line
     return ("rows", seen(outcome.rows)) if outcome.rows else ("nothing", None)
 
 
 def survey(numbers: Iterable[int], tmp_path: Path, monkeypatch: Any, pieces: Pieces) -> Counter[str]:
-    """What changed files came to, each read at once and in small pieces, stopping and skipping."""
+    """What changed files came to, each read at once and in small pieces."""
     outcomes: Counter[str] = Counter()
     for seed in numbers:
         random = Random(seed)
@@ -241,18 +237,16 @@ def survey(numbers: Iterable[int], tmp_path: Path, monkeypatch: Any, pieces: Pie
         path, truth = written(tmp_path / f"{seed}.ctf", data), reference(data, STREAMS, NAMES)
         monkeypatch.setattr(module, "EXACT_BYTES", random.choice([20, 1 << 16]))
         pieces(random.choice([7, 40, 200, 1 << 20, 1 << 20]), random.choice([5, 64, 1 << 16]))
-        for bad_rows in ("stop", "skip"):
-            start_s = time.process_time()
-            found = verdict(path, bad_rows)
-            assert time.process_time() - start_s < 10
-            wanted = expected(truth, bad_rows)
-            if found[0] == "nothing" and wanted[0] == "rows" and "Its fields are:" in str(found[1]):
-                continue  # a stream that is on no line of the file
-            assert found[0] == wanted[0], (seed, bad_rows, found, wanted)
-            assert found[0] == "nothing" or found == wanted, (seed, bad_rows)
-            outcomes[found[0]] += 1
+        start_s = time.process_time()
+        found, wanted = verdict(path), expected(truth)
+        assert time.process_time() - start_s < 10
         for left in tmp_path.iterdir():
             left.unlink()
+        if found[0] == "nothing" and wanted[0] == "rows" and "Its fields are:" in str(found[1]):
+            continue  # a stream that is on no line of the file
+        assert found[0] == wanted[0], (seed, found, wanted)
+        assert found[0] == "nothing" or found == wanted, seed
+        outcomes[found[0]] += 1
     return outcomes
 
 
@@ -272,8 +266,8 @@ def test_a_wrong_line_would_be_seen(tmp_path: Path, monkeypatch: Any, pieces: Pi
     true = module.fault_of
 
     def moved(*given: Any) -> Any:
-        sequences, last, fault = true(*given)
-        return sequences, last, fault and (fault[0] + 1, fault[1])
+        last, fault = true(*given)
+        return last, fault and (fault[0] + 1, fault[1])
 
     monkeypatch.setattr(module, "fault_of", moved)
     with pytest.raises(AssertionError):
@@ -320,7 +314,7 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int, what: str, tm
         message = told(text.encode("utf-8" if text[0] == "\ufeff" else "latin-1"), tmp_path, A, B)
         assert f"train.ctf, line {line}: " in message
         assert what in message
-        assert message.endswith('bad_rows="skip".')
+        assert message.endswith("as it is there.")
         assert "\x1b" not in message
 
 
@@ -373,7 +367,6 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([LABEL], {"fields": {"y": "#y"}}, "does not begin with '#'"),
     ([Stream("y", (5,), "complex64")], {}, "not read from text"),
     ([Stream("y", (5, 2), layout="sparse")], {}, "one dimension is expected"),
-    ([LABEL], {"bad_rows": "ignore"}, "bad_rows"),
     ([LABEL], {"cache": "nowhere"}, "directory that exists"),
 ]
 
@@ -389,26 +382,3 @@ def test_a_file_that_is_not_there_or_not_here_is_refused(tmp_path: Path) -> None
         open_ctf("s3://bucket/train.ctf", [LABEL])
     with pytest.raises(DataError, match="there is no file"):
         open_ctf(tmp_path / "other.ctf", [LABEL])
-
-
-# --- bad rows --------------------------------------------------------------------------------------------
-
-
-def test_sequences_that_are_bad_are_dropped_and_counted_in_one_warning(tmp_path: Path) -> None:
-    text = SAMPLE.replace("424:1", "1424:1").replace("0 0 0 1 0", "0 0 0 1")
-    path = written(tmp_path / "train.ctf", text)
-    options: dict[str, Any] = {"fields": {"words": "x"}, "bad_rows": "skip"}
-    for _ in range(2):  # once parsed, once from the cache
-        with pytest.warns(UserWarning, match="dropped") as caught:
-            table = open_ctf(path, [WORDS, LABEL], **options)
-        assert [ids.tolist() for ids in table.rows(0, 2)["words"].ids] == [[560, 0, 0], [160, 5, 6]]
-        message = str(caught[0].message).replace(str(path), "train.ctf")
-        assert message.startswith("train.ctf: 2 of 4 sequences were dropped. The first: train.ctf, line 7: ")
-        assert "stream 'words': index 1424 is out of range for shape (1000,)" in message
-        assert len(caught) == 1
-        assert caught[0].filename == __file__
-
-
-def test_a_file_with_nothing_but_bad_rows_is_an_error_all_the_same(tmp_path: Path) -> None:
-    message = told("1 |a 1\n2 |a 2\n", tmp_path, A, bad_rows="skip")
-    assert "all of its 2 sequences would be dropped. The first: train.ctf, line 1: " in message

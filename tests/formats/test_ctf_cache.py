@@ -54,7 +54,6 @@ def test_a_file_is_parsed_once_for_each_reading_and_content(tmp_path: Path, pars
         ([X, B], {}),
         ([B, X], {}),
         ([Stream("x", (2,), "float64")], {}),
-        ([X], {"bad_rows": "skip"}),
         ([Stream("y", (2,))], {"fields": {"y": "x"}}),
     ]
     prints = [open_ctf(path, streams, **options).fingerprint() for streams, options in readings * 2]

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -87,9 +86,3 @@ def test_remote_files_are_read_like_local_ones(memory: Any) -> None:
     assert len(open_table("memory://n")) == 20
     memory.pipe("/c/t.csv", b"a,b\n1,2\n")
     assert open_table("memory://c/t.csv").rows(0, 1)["b"].tolist() == [2]
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(hr.ConfigError, match=r"reading memory://t\.npy needs fsspec\. Install it"):
-        open_table("memory://t.npy")

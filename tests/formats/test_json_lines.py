@@ -8,7 +8,7 @@ import pyarrow.csv
 import pytest
 
 import headrace as hr
-from headrace.formats import paths, read
+from headrace.formats import paths, table
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -51,20 +51,20 @@ def test_columns_are_chosen_and_other_files_are_read_alike() -> None:
 
 def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(paths.SUFFIXES, ".events", "")  # both are as they were after the test
-    monkeypatch.setitem(read.READERS, ".events", None)
+    monkeypatch.setitem(table.READERS, ".events", None)
     paths.SUFFIXES.pop(".events")
     hr.add_format(".events", pyarrow.csv.read_csv)
     Path("a.events").write_text("x,kind\n1,u\n")
     Path("b.events").write_text("x,kind\n2,v\n3,u\n")
-    table = hr.open_table("*.events", dtypes={"x": "float32"})
-    assert table.rows(0, 3)["x"].tolist() == [1, 2, 3]
-    assert table.categories == {"kind": ["u", "v"]}
+    found = hr.open_table("*.events", dtypes={"x": "float32"})
+    assert found.rows(0, 3)["x"].tolist() == [1, 2, 3]
+    assert found.categories == {"kind": ["u", "v"]}
     with pytest.raises(hr.DataError, match=r"b\.events: unknown column 'z'"):
         hr.open_table("b.events", columns=["z"])
     with pytest.raises(hr.DataError, match=r"Known are: .*\.events"):
         hr.open_table(write("t.unknown"))
 
 
-@pytest.mark.parametrize("kind", read.READERS)
+@pytest.mark.parametrize("kind", table.READERS)
 def test_a_format_is_a_function_of_at_most_40_lines(kind: str) -> None:
-    assert len(inspect.getsource(read.READERS[kind]).splitlines()) <= 40
+    assert len(inspect.getsource(table.READERS[kind]).splitlines()) <= 40

@@ -207,7 +207,7 @@ ARGUMENTS: list[Case] = [
     ),
     (
         of(lambda: pd.DataFrame({"a": ["p", None, 3]}), nulls={"a": "none"}),
-        "holds objects, a int in row 2 for example",
+        "column .a. of this frame cannot be read: .*int",
     ),
     (of("f32.npz", nulls={"x": 0}), r"f32.npz holds arrays, which have no nulls"),
 ]
@@ -227,8 +227,8 @@ PATHS: list[Case] = [
     (of("sets/part-1.arrow"), r"part-1\.arrow has no rows"),
     (of(["f32.npz", "f64.npz"]), r"'x' is float32\[\] in f32\.npz and float64\[\] in f64\.npz\. .*dtypes="),
     (of(["f32.npz", "other.npz"]), r"f32\.npz has a stream 'x' and other\.npz has not"),
-    (of("parted/*/*.arrow"), r"is parted by year=2023"),
-    (of([f"parted/year={year}/t.arrow" for year in (2023, 2024)]), r"is parted by year=2023"),
+    (of("parted/*/*.arrow"), r"is parted by year=202[34]"),
+    (of([f"parted/year={year}/t.arrow" for year in (2023, 2024)]), r"is parted by year=202[34]"),
     (of("parted"), r"There are directories in it, year=2023/ for example"),
     (of("one.ctf"), r"one\.ctf is in CNTK's text format\. Open it with hr\.open_ctf"),
     *[

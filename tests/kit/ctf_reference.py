@@ -24,8 +24,6 @@ class Sequence:
 @dataclass
 class Outcome:
     rows: list[dict[str, Any]]
-    total: int
-    dropped: int
     first_bad_line: int | None
     """From 1."""
 
@@ -159,4 +157,4 @@ def judged(sequences: list[Sequence], faults: list[int], streams: list[Stream]) 
     for now in late:
         now.bad = True
     rows = [{s.name: now.items.get(s.name, []) for s in streams} for now in sequences if not now.bad]
-    return Outcome(rows, len(sequences), sum(now.bad for now in sequences), min(faults, default=None))
+    return Outcome(rows, min(faults, default=None))

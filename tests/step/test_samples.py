@@ -123,7 +123,7 @@ def test_a_step_takes_one_batch_and_no_list(batch: Any) -> None:
         ({"x": X}, "a list of samples, got a dict"),
         ([DICTS[0], {"x": X[1]}], r"sample 1 of a batch has the parts \['x'\], sample 0 has \['x', 'y'\]"),
         ([DICTS[0], {"x": X[1], "y": "one"}], "stream 'y': sample 1 holds text"),
-        ([(X[0], 1.0, 2.0)], r"samples\(\) gives 3 parts .* Name them: hr.from_dataset"),
+        ([(X[0], 1.0, 2.0)], r"sample 0 is a tuple of 3 parts\. Give an array, a tuple"),
         ([[X[0], 1.0]], r"sample 0 is a list\. Give an array, a tuple \(x, y\), or a dict"),
     ],
 )

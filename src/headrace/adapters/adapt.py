@@ -1,6 +1,6 @@
-"""Turns whatever a user passes as data into a Table or a Source: arrays, frames, Arrow tables, paths, loaders."""
+"""Turns whatever a user passes as data into a Table or a Source: arrays, frames, paths, loaders, samples."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch
 from ..data.encoding import Encoding
-from ..data.fields import Rows
+from ..data.fields import Rows, unmasked
+from ..data.ragged import Ragged
 from ..data.source import Source, Table
 from ..errors import DataError, HeadraceError
 from ..formats.frames import is_frame, is_pandas
 from .iterables import LoaderSource, SampleSource
 from .loaders import hugging_kind
-from .samples import fields_of, from_dataset
+from .samples import columns_of, fields_of, from_dataset
 
 
 def as_table(data: Any, like: Encoding | None = None) -> Table:
@@ -144,12 +145,10 @@ def _table(parts: Mapping[str, Any], like: Encoding | None) -> ArrayTable:
     encoding = Encoding()
     for name, part in parts.items():
         columns[name], made_of[name] = part, name
-        if is_pandas(part, "Series"):
-            table = _series(name, part, like)
+        if is_pandas(part, "Series", "DataFrame"):
+            table, made_of[name] = _of_pandas(name, part, like)
             columns |= table.columns
             encoding = encoding.beside(table.encoding)
-        elif is_pandas(part, "DataFrame"):
-            columns[name], made_of[name] = _matrix(name, part, like)
         elif isinstance(_first_number(part), Number):
             columns[name] = _array(name, part)
     streams = tuple(ArrayTable(columns).streams)
@@ -157,30 +156,24 @@ def _table(parts: Mapping[str, Any], like: Encoding | None) -> ArrayTable:
     return ArrayTable(columns, encoding=Encoding(streams, encoding.categories, encoding.nulls, chosen))
 
 
-def _series(name: str, column: Any, like: Encoding) -> ArrayTable:
+def _of_pandas(name: str, part: Any, like: Encoding) -> tuple[ArrayTable, str | tuple[str, ...]]:
+    """A column of pandas, or several side by side, as a table, and the columns: those of the training data."""
     from ..formats.encode import Request
-    from ..formats.files import open_frame
+    from ..formats.select import Selection
+    from ..formats.table import open_frame
 
     known = Encoding(
         categories={name: like.categories[name]} if name in like.categories else {},
         nulls={name: like.nulls[name]} if name in like.nulls else {},
     )
-    return open_frame(column.to_frame(name), Request(like=known))
-
-
-def _matrix(name: str, frame: Any, like: Encoding) -> tuple[Any, tuple[str, ...]]:
-    """The columns of a frame side by side, as one array, and their names; they are those of the training data."""
-    from ..formats.table import open_table
-
-    frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
-    known = None if like.columns is None else like.columns.get(name)
-    if known is not None and not isinstance(known, str):
-        if missing := [column for column in known if column not in frame.columns]:
-            raise DataError(f"stream {name!r}: this frame has no column {missing[0]!r}, as the training data have.")
-        frame = frame[list(known)]
-    table = open_table(frame, columns={name: list(frame.columns)})
-    numbers = frame.to_numpy()
-    return numbers if numbers.dtype.kind in "biufc" else table.rows(0, len(table))[name], tuple(frame.columns)
+    if is_pandas(part, "Series"):
+        return open_frame(part.to_frame(name), Request(like=known)), name
+    frame = part.set_axis([str(column) for column in part.columns], axis=1)
+    before = (like.columns or {}).get(name, name)
+    of = tuple(frame.columns if isinstance(before, str) else before)
+    if missing := [column for column in of if column not in frame.columns]:
+        raise DataError(f"stream {name!r}: this frame has no column {missing[0]!r}, as the training data have.")
+    return open_frame(frame, Request(Selection({name: of}), like=known)), of
 
 
 def _array(name: str, rows: Any) -> np.ndarray | Tensor:
@@ -198,13 +191,9 @@ def _array(name: str, rows: Any) -> np.ndarray | Tensor:
 
 def _opened(data: Any, like: Encoding | None) -> Table:
     """Files, or a frame."""
-    if like is None:
-        from ..formats.table import open_table
+    from ..formats.table import open_like, open_table
 
-        return open_table(data)
-    from ..formats.like import open_like
-
-    return open_like(data, like)
+    return open_table(data) if like is None else open_like(data, like)
 
 
 def _of_libraries(data: Any, like: Encoding | None) -> Table | Source | None:
@@ -225,3 +214,53 @@ def _of_libraries(data: Any, like: Encoding | None) -> Table | Source | None:
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return LoaderSource(data)
     return None
+
+
+# --- samples ----------------------------------------------------------------------------------------------
+
+
+def samples(data: Sequence[Any]) -> ArrayTable:
+    """Stacks samples into a table, which `fit`, `predict`, `validate` and `step` take.
+
+    A sample is a dict of streams, a tuple of x and y as a Dataset gives it, or x alone, a tensor, an array or a number.
+    A stream whose samples differ in their first dimension holds sequences.
+    """
+    if isinstance(data, str) or not isinstance(data, Sequence):
+        raise DataError(f"samples() takes a list of samples, got a {type(data).__name__}.")
+    if not data:
+        raise DataError("samples() takes at least one sample, got none.")
+    for k, sample in enumerate(data):
+        unnamed = isinstance(sample, tuple) and len(sample) > 2 and not hasattr(sample, "_asdict")
+        if unnamed or isinstance(sample, list):
+            what = f"tuple of {len(sample)} parts" if unnamed else "list"
+            raise DataError(
+                f"sample {k} is a {what}. Give an array, a tuple (x, y), or a dict: {{'x': [...], 'y': ...}}."
+            )
+    columns = columns_of(data, None, "samples()")
+    return ArrayTable({name: _stacked(name, parts) for name, parts in columns.items()})
+
+
+def _stacked(name: str, parts: Sequence[Any]) -> Tensor | Ragged:
+    """The rows of a stream; sequences where they differ in their first dimension."""
+    rows = [_row(name, k, part) for k, part in enumerate(parts)]
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows)
+    if not all(row.dim() and row.shape[1:] == rows[0].shape[1:] for row in rows):
+        k, odd = next((k, row) for k, row in enumerate(rows) if row.shape != rows[0].shape)
+        raise DataError(
+            f"stream {name!r}: sample {k} has the shape {list(odd.shape)}, sample 0 has {list(rows[0].shape)}. "
+            "Give all one shape; sequences may differ in their first dimension."
+        )
+    return Ragged.of(rows)
+
+
+def _row(name: str, k: int, part: Any) -> Tensor:
+    who = f"stream {name!r}: sample {k}"
+    part = unmasked(part, who)
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError):
+        kind = "text" if isinstance(part, str | bytes) else f"a {type(part).__name__}"
+        raise DataError(
+            f"{who} holds {kind}, of which there is no tensor. Make numbers of it, or leave it out."
+        ) from None

@@ -50,7 +50,7 @@ class Iterated(Source):
     _uniform = True  # whether all rows have one shape
     _records = True  # views are made faster than without gradients, and there are many; batches are detached
 
-    def __init__(self, data: Iterable[Any], names: Names, streams: Sequence[Stream] | None) -> None:
+    def __init__(self, data: Iterable[Any], names: Names = None, streams: Sequence[Stream] | None = None) -> None:
         loaders.check_unshared(data)
         self._data, self._names, self._length = data, None if names is None else tuple(names), loaders.length_of(data)
         dataset = f" of {type(data.dataset).__name__}" if isinstance(data, DataLoader) else ""
@@ -370,23 +370,16 @@ class LoaderSource(Iterated):
 class SampleSource(Iterated):
     """Reads the samples of an IterableDataset of torch or Hugging Face, and collates them into batches.
 
-    They are read in this process; for worker processes, wrap them in a DataLoader. `names` and `sequences` are those of
-    `from_dataset`. See `Iterated`.
+    They are read in this process; for worker processes, wrap them in a DataLoader. `sequences` are the streams whose
+    samples differ in their first dimension. See `Iterated`.
     """
 
     _unit = "samples"
     _records = False  # samples are stacked, which would keep the gradients that some may have
 
-    def __init__(
-        self,
-        samples: Iterable[Any],
-        *,
-        names: Names = None,
-        sequences: Sequence[str] = (),
-        streams: Sequence[Stream] | None = None,
-    ) -> None:
+    def __init__(self, samples: Iterable[Any], sequences: Sequence[str] = ()) -> None:
         self._sequences = tuple(sequences)
-        super().__init__(samples, names, streams)
+        super().__init__(samples)
 
     def batches(self, size: int) -> int | None:
         return None if self._length is None else -(-self._length // size)

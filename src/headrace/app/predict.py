@@ -14,8 +14,7 @@ from ..data.maps import Mapped, unwrapped
 from ..data.reader import Reader
 from ..data.source import Table
 from ..errors import ConfigError, RunError, SourceError
-from ..formats.like import open_like
-from ..formats.table import open_table
+from ..formats.table import open_like, open_table
 from ..loss.base import OF_CLASSES
 from ..loss.objective import Objective
 from ..loss.task import likeliest, yes_or_no

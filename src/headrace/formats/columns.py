@@ -102,9 +102,11 @@ def _read(array: Any, stream: Stream, categories: Sequence[str] | None, place: C
 def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: ColumnPlace) -> Tensor | Sparse:
     if stream.layout == "sparse":
         return _sparse(array, stream, place)
-    rows, order = len(array), None
+    rows = len(array)
     if isinstance(array.type, pa.FixedShapeTensorType):
-        order, array = array.type.permutation, array.storage
+        if (array.type.permutation or []) != sorted(array.type.permutation or []):
+            raise DataError(f"{place} holds tensors with permuted dimensions. Write them in the order of their memory.")
+        array = array.storage
     refuse_nulls(array, place)
     if is_list(array.type):  # of vectors, as the stream was declared
         array = _vectors(array, stream, place)
@@ -116,12 +118,7 @@ def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: 
     numbers = _leaf(array, categories, place)
     if stream.dtype == "bfloat16":
         numbers = numbers.view(torch.bfloat16)
-    if order is None:
-        return numbers.view(rows, *stream.shape)
-    stored = [0] * len(order)
-    for logical, physical in enumerate(order):
-        stored[physical] = stream.shape[logical]
-    return numbers.view(rows, *stored).permute(0, *[physical + 1 for physical in order])
+    return numbers.view(rows, *stream.shape)
 
 
 def _vectors(array: Any, stream: Stream, place: ColumnPlace) -> Any:

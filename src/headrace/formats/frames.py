@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from ..errors import DataError
 from .lazy import pa
 from .read import Batches, Select, joined
@@ -73,34 +71,11 @@ def _table_of(frame: Any) -> Any:
 
 def _arrow_column(name: str, column: Any) -> Any:
     """A column of a frame of pandas as Arrow's, in which what is missing is null."""
-    import pandas as pd
-
-    numbers = pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_numeric_dtype(column.dtype)
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        kinds = column.cat.categories
-        if not all(isinstance(each, str) for each in kinds):
-            column = column.astype("Float64" if column.hasnans and kinds.dtype.kind in "biuf" else kinds.dtype)
-    elif not numbers:
-        _check_strings(name, column)
-    kind = pa.large_string() if not numbers and column.dtype == object and not column.isna().all() else None
-    return pa.Array.from_pandas(column, type=kind)
-
-
-def _check_strings(name: str, column: Any) -> None:
-    """Raises unless a column that holds no numbers holds strings, where it holds anything."""
-    import pandas as pd
-
-    kind = pd.api.types.infer_dtype(column, skipna=True)
-    if kind in ("string", "empty"):
-        return
-    if not isinstance(column.dtype, np.dtypes.ObjectDType) and not pd.api.types.is_string_dtype(column.dtype):
+    try:
+        return pa.Array.from_pandas(column)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0].rstrip(".")
         raise DataError(
-            f"column {name!r} of this frame holds {column.dtype}, which is not a number. "
-            "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
-        )
-    there = np.flatnonzero(column.notna())
-    row = next(row for row in there.tolist() if not isinstance(column.iloc[row], str))
-    raise DataError(
-        f"column {name!r} of this frame holds objects, a {type(column.iloc[row]).__name__} in row {row} for "
-        "example. Make numbers or strings of them, or leave the column out."
-    )
+            f"column {name!r} of this frame cannot be read: {said}. Make numbers or strings of it, or leave the column "
+            "out: frame[['a', 'b']]."
+        ) from None

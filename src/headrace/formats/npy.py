@@ -15,20 +15,20 @@ from ..errors import DataError
 from .columns import tensor_of
 from .lazy import pa
 from .paths import DataFile
-from .read import Select
+from .read import Select, Types
 from .select import inner
 
 _HEADER_BYTES = 65536
 
 
-def read_npy(file: DataFile, select: Select) -> dict[str, Tensor]:
+def read_npy(file: DataFile, select: Select, types: Types) -> dict[str, Tensor]:
     """The array of a `.npy` file, as column "x"."""
     select(["x"])
     data = file.load()  # by Arrow and not by np.load, which keeps a descriptor open for each file
     return {"x": _array(data, data.size, f"{file}")}
 
 
-def read_npz(file: DataFile, select: Select) -> dict[str, Tensor]:
+def read_npz(file: DataFile, select: Select, types: Types) -> dict[str, Tensor]:
     """The arrays of a `.npz` file by their names."""
     with zipfile.ZipFile(pa.BufferReader(file.load())) as archive:
         members = {m.filename.removesuffix(".npy"): m for m in archive.infolist() if m.filename.endswith(".npy")}

@@ -195,10 +195,6 @@ def find(path: Paths) -> list[DataFile]:
         files = [file for each in (sorted(path, key=str) if isinstance(path, Set) else path) for file in find(each)]
         if not files:
             raise ConfigError("an empty list of files: there is nothing to read.")
-        if len({tuple(_partition(file.path)) for file in files}) > 1:
-            raise ConfigError(
-                _PARTED.format(files[0], ", ".join(_partition(files[0].path) or _partition(files[-1].path)))
-            )
         return _of_one_kind(files, "this list")
     text = os.path.expanduser(path)
     if "://" in text:
@@ -211,16 +207,13 @@ def find(path: Paths) -> list[DataFile]:
     found = sorted(name for name in glob.glob(text, recursive=True) if os.path.isfile(name))
     if not found:
         raise DataError(f"no file matches {text!r}. {_nearby(text)}")
-    _refuse_partitions(found, text)
     return _of_one_kind([DataFile.local(name) for name in found], repr(text))
 
 
 def _remote(url: str) -> list[DataFile]:
-    try:
-        import fsspec  # type: ignore[import-untyped]
-        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
-    except ImportError:
-        raise ConfigError(f"reading {url} needs fsspec. Install it: pip install fsspec.") from None
+    import fsspec  # type: ignore[import-untyped]
+    from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
     try:
         remote, path = fsspec.core.url_to_fs(url, use_listings_cache=False)  # which may be old
     except (ImportError, ValueError) as error:
@@ -239,7 +232,6 @@ def _remote(url: str) -> list[DataFile]:
         found = remote.glob(path, detail=True) if glob.has_magic(path) else {}
         if not found:
             raise DataError(f"there is no file {url}.")
-        _refuse_partitions(sorted(found), path)
         return _of_one_kind([DataFile.behind(remote, facts) for _, facts in sorted(found.items())], url)
 
 
@@ -255,22 +247,9 @@ def _kind(name: str) -> str:
     return kind if kind in ("csv", "jsonl", "ctf") or not name.lower().endswith(".gz") else ""
 
 
-_PARTED = (
-    "{} is part of a data set that is parted by {}: these columns are in the names of directories alone, and would be "
-    "lost. Write it as files that have them, or open each part by itself."
-)
-
-
 def _partition(path: str) -> list[str]:
     """The directories of a path that say what a column is, `year=2024`, as Hive and Spark write them."""
     return [part for part in os.path.dirname(path).split("/") if "=" in part.strip("=")]
-
-
-def _refuse_partitions(found: Sequence[str], pattern: str) -> None:
-    """Raises where a pattern matches directories that say what a column is."""
-    for path in found:
-        if parted := [part for part in _partition(path) if part not in pattern.split("/")]:
-            raise ConfigError(_PARTED.format(path, ", ".join(parted)))
 
 
 def _of_directory(files: list[DataFile], directory: str) -> list[DataFile]:
@@ -290,6 +269,12 @@ def _below(directory: str) -> str:
 
 
 def _of_one_kind(files: list[DataFile], what: str) -> list[DataFile]:
+    if len(parts := {tuple(_partition(file.path)): file for file in files}) > 1:
+        columns, file = max(parts.items(), key=lambda part: len(part[0]))
+        raise ConfigError(
+            f"{file} is part of a data set that is parted by {', '.join(columns)}: these columns are in the names of "
+            "directories alone, and would be lost. Write it as files that have them, or open each part by itself."
+        )
     kinds = {file.kind: file for file in reversed(files)}
     if len(kinds) > 1:
         listed = " and ".join(file.name for file in list(kinds.values())[:2])

@@ -1,4 +1,4 @@
-"""Reads files as Arrow record batches: one function for each format, in `READERS`."""
+"""Reads files as Arrow record batches: one function for each format."""
 
 import csv as plain_csv
 import io
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from .lazy import csv, json, pa, pc, pq, pt
-from .paths import SUFFIXES, DataFile, reading
+from .paths import DataFile, reading
 from .schema import index_in
 
 READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -163,10 +163,11 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
     text = _Text(file)
     with text() as opened:
         head = opened.read(HEAD_BYTES)
-    tabs = file.name.lower().removesuffix(".gz").endswith(".tsv")
-    parse = csv.ParseOptions(delimiter="\t" if tabs else ",", newlines_in_values=text.has_quotes)
-    held = _header(file, head, parse.delimiter)
-    names = select(held)
+    delimiter = "\t" if file.name.lower().removesuffix(".gz").endswith(".tsv") else ","
+    held = _header(file, head, delimiter)
+    if not (names := select(held)):  # whoever only asks for the names waits for no more
+        return Batches(lambda: ())
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=text.has_quotes)
     first = _first_rows(head, parse)
     types = {name: kind for name, kind in types.items() if name in names}
     types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
@@ -204,34 +205,6 @@ def read_json_lines(file: DataFile, select: Select, types: Types) -> Batches:
                 yield batch.select(names)
 
     return Batches(make, 2.0 * text.size, load=load)
-
-
-READERS: dict[str, Callable[[DataFile, Select, Types], Batches]] = {
-    "parquet": read_parquet,
-    "ipc": read_ipc,
-    "csv": read_csv,
-    "jsonl": read_json_lines,
-}
-
-
-def add_format(suffix: str, read: Callable[[Any], Any]) -> None:
-    """Lets `open_table`, and whatever takes a path, read files with another suffix, as ".events".
-
-    `read` gets the file, opened for bytes, and returns a table of Arrow's, or what `pyarrow.table` makes one of.
-    Categories, nulls, several files, URLs and messages are as with all other formats.
-    """
-
-    def read_columns(file: DataFile, select: Select, types: Types) -> Batches:
-        with file.open() as opened:
-            table = pa.table(read(opened))
-        table = table.select(select(table.column_names, index_in(table.schema)))
-        return Batches(table.to_batches, table.nbytes, schema=table.schema)
-
-    if not suffix.startswith(".") or suffix.count(".") > 1 or not callable(read):
-        raise ConfigError(f"add_format() takes a suffix, as '.events', and a function; got {suffix!r} and {read!r}.")
-    if SUFFIXES.setdefault(suffix.lower(), suffix) != suffix:
-        raise ConfigError(f"add_format(): {suffix} is read already, as {SUFFIXES[suffix.lower()]}.")
-    READERS[suffix] = read_columns
 
 
 class _Text:

@@ -181,7 +181,7 @@ def storage(kind: Any) -> Any:
 def _shape(kind: Any) -> tuple[int, ...]:
     """The shape of one item of this type."""
     if isinstance(kind, pa.FixedShapeTensorType):
-        return tuple(kind.shape[place] for place in kind.permutation or range(len(kind.shape)))
+        return tuple(kind.shape)
     return (kind.list_size,) if is_fixed(kind) else ()
 
 

@@ -107,6 +107,8 @@ class Selection:
             columns = {name: held if isinstance(held, str) else tuple(held) for name, held in columns.items()}
         if columns == {}:
             raise ConfigError("columns= is empty: there is nothing to read.")
+        if bare := [name for name, held in (columns or {}).items() if held == ()]:
+            raise ConfigError(f"columns=: stream {bare[0]!r} has no columns. Name at least one.")
         if dtypes is not None and not isinstance(dtypes, Mapping):
             raise ConfigError(f"dtypes= is {{stream: dtype}}, got {dtypes!r}. Write {{'x': 'float32'}}.")
         self.columns = columns
@@ -252,8 +254,6 @@ def _inexact(numbers: Any, kind: torch.finfo) -> Tensor | None:
 
 def _stacked(name: str, parts: Sequence[Stream], texts: Sequence[str], where: object) -> Stream:
     """The stream that columns of numbers make side by side."""
-    if not parts:
-        raise ConfigError(f"columns=: stream {name!r} has no columns. Name at least one.")
     for part in parts:
         if part.name in texts or part.shape or part.sequence or part.layout != "dense":
             kind = "strings" if part.name in texts else str(part).partition(": ")[2]

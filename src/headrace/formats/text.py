@@ -1,31 +1,30 @@
 """`open_ctf`: files in CNTK's text format as tables, read from an Arrow file that is made of them once."""
 
 import gzip
-import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from ..data.batch import Batch, Stream
 from ..data.source import Table, fingerprint_of
-from ..errors import ConfigError, DataError, SourceError, unknown
+from ..errors import ConfigError, DataError, SourceError
 from .cache import ENDING, converted
 from .ctf.blocks import blocks, boundaries, has_ids, middle_of
 from .ctf.faults import fault_of, names_in
 from .ctf.layout import Layout
-from .ctf.parse import Parsed, read_block
+from .ctf.parse import read_block
 from .encode import Request
-from .files import FileTable, open_files
 from .paths import DataFile, digests
 from .select import streams_in
+from .table import FileTable, open_files
 
-VERSION = 2
+VERSION = 3
 BLOCK_BYTES = 1 << 22  # what is made of larger ones does not stay in a processor's cache
 EXACT_BYTES = 1 << 16  # so much of a text that cannot be read at once is looked at line by line
-SKIP = 'Correct the line, declare the stream as it is there, or drop such sequences with bad_rows="skip".'
+REMEDY = "Correct the line, or declare the stream as it is there."
 
 
 def open_ctf(
@@ -33,7 +32,6 @@ def open_ctf(
     streams: Sequence[Stream],
     *,
     fields: Mapping[str, str] | None = None,
-    bad_rows: Literal["stop", "skip"] = "stop",
     cache: str | Path | None = None,
 ) -> Table:
     """Opens a file in CNTK's text format as a table, with a row for each sequence.
@@ -46,65 +44,50 @@ def open_ctf(
         streams: a stream with `sequence=True` has an item for each line of the sequence that has its field. Any other
             stream has one item per sequence, on any of its lines. Fields without a stream are ignored.
         fields: the names of streams in the file, where they differ: `{"words": "x"}`.
-        bad_rows: "stop" raises at the first line that cannot be read, "skip" drops such sequences, and says how many.
         cache: the directory of the Arrow file; by default that of the file.
     """
     if "://" in str(path):
         raise ConfigError(f"{path} is not a local file. Copy it here, and open the copy.")
-    if bad_rows not in ("stop", "skip"):
-        raise ConfigError(unknown("bad_rows", bad_rows, ("stop", "skip")))
     streams, fields = streams_in(streams), dict(fields or {})
     if cache is not None and not Path(cache).is_dir():
         raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
     layout, file = Layout.of(streams, fields), DataFile.local(str(Path(path).expanduser()))
     names = [stream.name for stream in streams]
-    key = fingerprint_of(VERSION, *digests([file]), layout.described(), names, bad_rows)
-    rows = _TextRows(file, layout, names, bad_rows == "skip")
+    key = fingerprint_of(VERSION, *digests([file]), layout.described(), names)
     folder = (Path(file.path).parent if cache is None else Path(cache)).absolute()
     kept = folder / f".{file.name[:50]}.{key}{ENDING}"
-    noted = converted(kept, lambda: (rows.batches, rows.noted), f"the rows of {path}")
-    if noted["dropped"]:
-        counts = f"{noted['dropped']:,} of {noted['sequences']:,} sequences were dropped"
-        warnings.warn(f"{path}: {counts}. The first: {noted['first']}", stacklevel=2)
-    again = partial(open_ctf, file.path, streams, fields=fields, bad_rows=bad_rows, cache=cache and folder)
-    return TextTable(open_files([DataFile.local(str(kept))], Request()), file, key, again)
+    converted(kept, lambda: (_TextRows(file, layout, names).batches, dict), f"the rows of {path}")
+    table = open_files([DataFile.local(str(kept))], Request())
+    again = partial(open_ctf, file.path, streams, fields=fields, cache=cache and folder)
+    return FileTable(table.table, [file], table.encoding, table.block or 1, (_reopen, (again, key)), key)
 
 
-class TextTable(FileTable):
-    """The rows of a text file, read from the Arrow file that was made of it."""
-
-    def __init__(self, table: FileTable, file: DataFile, key: str, again: Callable[[], Table]) -> None:
-        super().__init__(table, [file], Request(), table.encoding, table.block or 1)
-        self._fingerprint, self._again = key, again
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._again, self._fingerprint)
-
-
-def _reopen(again: Callable[[], Table], key: str) -> Table:
+def _reopen(again: partial[Table], key: str) -> Table:
     table = again()
     if table.fingerprint() != key:
-        raise DataError(f"{again.args[0]} has changed since this table was opened. Open it again.")  # type: ignore[attr-defined]
+        raise DataError(f"{again.args[0]} has changed since this table was opened. Open it again.")
     return table
 
 
 class _TextRows:
     """The rows of a text file, a block at a time."""
 
-    def __init__(self, file: DataFile, layout: Layout, names: Sequence[str], skip: bool) -> None:
-        self._file, self._layout, self._names, self._skip = file, layout, names, skip
+    def __init__(self, file: DataFile, layout: Layout, names: Sequence[str]) -> None:
+        self._file, self._layout, self._names = file, layout, names
 
     def batches(self) -> Iterator[Batch]:
         """All rows, in the order of the file."""
-        self._sequences = self._dropped = self._lines = 0
-        self._last, self._first, self._seen = -1, "", set[str]()  # the last id, what was wrong first, streams met
+        self._lines, self._last, self._seen = 0, -1, set[str]()  # lines read, the last id, streams met
+        any_rows = False
         try:
             with _opened(self._file) as text:
                 start = _begin(text, self._file)
                 self._ids = has_ids(iter(text))
                 text.seek(start)
                 for block in blocks(text, self._ids, BLOCK_BYTES):
-                    yield from self._rows_of(block)
+                    for batch in self._rows_of(block):
+                        any_rows = True
+                        yield batch
         except (EOFError, zlib.error, OSError) as error:
             raise SourceError(f"{self._file} is cut short or damaged ({error}). Make or copy the file again.") from None
         finally:
@@ -113,64 +96,38 @@ class _TextRows:
                     f"{self._file} changed while it was read. Wait until it is complete, and open it again: a file is "
                     "best written under another name and renamed."
                 )
-        self._check_complete()
-
-    def noted(self) -> dict[str, Any]:
-        """What was read, and what was not."""
-        return {"sequences": self._sequences, "dropped": self._dropped, "first": self._first}
+        if not any_rows:
+            raise SourceError(f"{self._file} holds no sequences: it is empty, or has no line with a field to be read.")
+        self._check_streams()
 
     def _rows_of(self, piece: bytes) -> Iterator[Batch]:
         """The rows of a piece of text. One that cannot be read at once is read in parts, and these by sequences."""
         parsed = read_block(piece, self._layout, self._ids)
-        if parsed is not None and (parsed.ids is None or parsed.ids[0] > self._last):
-            self._last = parsed.ids[1] if parsed.ids is not None else -1
-            yield from self._counted(piece, parsed)
-        elif len(piece) > EXACT_BYTES and (middle := middle_of(piece, self._ids)):
-            for part in (piece[:middle], piece[middle:]):
-                yield from self._rows_of(part)
-        else:
-            good = b""
-            for start, stop in pairwise([0, *boundaries(piece, 0, self._ids), len(piece)]):
-                sequences, last, fault = fault_of(piece[start:stop], self._layout, self._ids, self._last)
-                if fault is None:
-                    good += piece[start:stop]
-                else:
-                    yield from self._exactly(good)
-                    self._drop(piece[start:stop], sequences, *fault)
-                    good = b""
-                self._last = last
-            yield from self._exactly(good)
-
-    def _exactly(self, piece: bytes) -> Iterator[Batch]:
-        """The rows of sequences in which nothing is wrong."""
-        parsed = read_block(piece, self._layout, self._ids, one_by_one=True)
-        assert parsed is not None, "a line in which nothing is wrong cannot be read"
-        yield from self._counted(piece, parsed)
-
-    def _counted(self, piece: bytes, parsed: Parsed) -> Iterator[Batch]:
+        if parsed is None or (parsed.ids is not None and parsed.ids[0] <= self._last):
+            if len(piece) > EXACT_BYTES and (middle := middle_of(piece, self._ids)):
+                for part in (piece[:middle], piece[middle:]):
+                    yield from self._rows_of(part)
+                return
+            self._refuse_faults(piece)
+            parsed = read_block(piece, self._layout, self._ids, one_by_one=True)
+            assert parsed is not None, "a line in which nothing is wrong cannot be read"
+        self._last = parsed.ids[1] if parsed.ids is not None else self._last
         self._lines += piece.count(b"\n")
-        self._sequences += parsed.rows
         self._seen.update(parsed.seen)
         if parsed.rows:
             yield Batch({name: parsed.fields[name] for name in self._names}, parsed.rows)
 
-    def _drop(self, piece: bytes, sequences: int, line: int, wrong: str) -> None:
-        said = f"{self._file}, line {self._lines + line + 1}: {wrong}."
-        if not self._skip:
-            raise SourceError(f"{said}\n  {SKIP}")
-        self._first = self._first or said
-        self._lines += piece.count(b"\n")
-        self._sequences, self._dropped = self._sequences + sequences, self._dropped + sequences
-        self._seen.update(self._names)
+    def _refuse_faults(self, piece: bytes) -> None:
+        """Raises at the first line of a piece of text that cannot be read."""
+        last = self._last
+        for start, stop in pairwise([0, *boundaries(piece, 0, self._ids), len(piece)]):
+            last, fault = fault_of(piece[start:stop], self._layout, self._ids, last)
+            if fault is not None:
+                number = self._lines + piece.count(b"\n", 0, start) + fault[0] + 1
+                raise SourceError(f"{self._file}, line {number}: {fault[1]}.\n  {REMEDY}")
 
-    def _check_complete(self) -> None:
-        """Raises if nothing was found, of the rows or of a stream."""
-        if not self._sequences:
-            raise SourceError(f"{self._file} holds no sequences: it is empty, or has no line with a field to be read.")
-        if self._dropped == self._sequences:
-            raise SourceError(
-                f"{self._file}: all of its {self._sequences:,} sequences would be dropped. The first: {self._first}"
-            )
+    def _check_streams(self) -> None:
+        """Raises if a stream was never found."""
         for column in self._layout.columns:
             if column.name not in self._seen:
                 with _opened(self._file) as text:

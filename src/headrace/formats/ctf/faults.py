@@ -17,8 +17,8 @@ Fault = tuple[int, str]
 """The number of a line, from 0, and what is wrong with it."""
 
 
-def fault_of(piece: bytes, layout: Layout, has_ids: bool, last: int) -> tuple[int, int, Fault | None]:
-    """The number of sequences in a piece of text, the last id, and the first thing that is wrong, if anything is.
+def fault_of(piece: bytes, layout: Layout, has_ids: bool, last: int) -> tuple[int, Fault | None]:
+    """The last id in a piece of text, and the first thing that is wrong, if anything is.
 
     The piece is a sequence, or several of which it is not known where they begin. `last` is the id before it.
     """
@@ -41,7 +41,7 @@ def fault_of(piece: bytes, layout: Layout, has_ids: bool, last: int) -> tuple[in
     for (before, _), (id, number) in pairwise([(last, 0), *begins]) if has_ids else ():
         if id <= before:
             faults.append((number, f"sequence {id} begins after sequence {before}: expected ids that rise"))
-    return len(begins), begins[-1][0] if begins else last, min(faults, key=lambda fault: fault[0], default=None)
+    return begins[-1][0] if begins else last, min(faults, key=lambda fault: fault[0], default=None)
 
 
 def shown(token: bytes) -> str:
