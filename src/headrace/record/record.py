@@ -100,9 +100,9 @@ class Record:
     def rows(self, step: int, train: Any = None) -> list[int]:
         """The rows that an update used, in their order. Nothing is trained.
 
-        Of an update within the limits of the run that was not made, since a NaN has ended it, they are those that it
-        was to use. Pass `train` if it is a mix of tables. Rows are those of the table that was trained on, which may be
-        a split.
+        If a NaN ended the training before an update within the limits of the run, these are the rows that the update
+        would have used. They are numbers of rows in the table that was trained on, which may be a split. Pass `train`
+        if it is a mix of tables.
         """
         places, limits = self.places(train), self._last.common["limits"]
         end = min(limits.get("samples", inf), limits.get("epochs", inf) * places.rows)
