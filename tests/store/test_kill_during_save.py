@@ -93,7 +93,7 @@ def test_a_save_that_is_killed_anywhere_leaves_the_old_or_the_new_checkpoint(kin
         assert newest is None or difference(newest, contents_of(seen[-1][-1])) == ""
         leftovers += len(unfinished(path))
         goes_on(path, keep, NEXT)
-        assert store.steps() == [*seen[-1], NEXT][-(keep.last or 99) :], "and nothing else is left"
+        assert store.steps() == [*seen[-1], NEXT][-(keep or 99) :], "and nothing else is left"
         shutil.rmtree(root / "run")
 
     assert len(seen) > 50

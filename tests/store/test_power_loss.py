@@ -48,7 +48,7 @@ def survives(path: Path, keep: int | None, steps: list[int], promised: list[int]
     else:
         assert newest.step in promised[-1:] + steps[len(promised) : len(promised) + 1]
         assert difference(newest, contents_of(newest.step)) == ""
-    assert len(there) >= min(len(promised), keep.last or len(promised))
+    assert len(there) >= min(len(promised), keep or len(promised))
 
 
 def crashes(story: Story, root: Path, check: Callable[[Path, list[int]], None], subsets: int = 20) -> tuple[int, int]:
