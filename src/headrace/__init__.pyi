@@ -43,7 +43,7 @@ from .errors import OutOfMemoryError as OutOfMemoryError
 from .errors import RunError as RunError
 from .errors import SourceError as SourceError
 from .errors import WorkerError as WorkerError
-from .formats.table import add_format as add_format
+from .formats.files import add_format as add_format
 from .formats.table import open_table as open_table
 from .formats.text import open_ctf as open_ctf
 from .formats.write import write_table as write_table

@@ -8,7 +8,7 @@ import pyarrow.csv
 import pytest
 
 import headrace as hr
-from headrace.formats import paths, table
+from headrace.formats import files, paths
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -51,7 +51,7 @@ def test_columns_are_chosen_and_other_files_are_read_alike() -> None:
 
 def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(paths.SUFFIXES, ".events", "")  # both are as they were after the test
-    monkeypatch.setitem(table.READERS, ".events", None)
+    monkeypatch.setitem(files.READERS, ".events", None)
     paths.SUFFIXES.pop(".events")
     hr.add_format(".events", pyarrow.csv.read_csv)
     Path("a.events").write_text("x,kind\n1,u\n")
@@ -65,6 +65,6 @@ def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> N
         hr.open_table(write("t.unknown"))
 
 
-@pytest.mark.parametrize("kind", table.READERS)
+@pytest.mark.parametrize("kind", files.READERS)
 def test_a_format_is_a_function_of_at_most_40_lines(kind: str) -> None:
-    assert len(inspect.getsource(table.READERS[kind]).splitlines()) <= 40
+    assert len(inspect.getsource(files.READERS[kind]).splitlines()) <= 40

@@ -159,8 +159,8 @@ def _table(parts: Mapping[str, Any], like: Encoding | None) -> ArrayTable:
 def _of_pandas(name: str, part: Any, like: Encoding) -> tuple[ArrayTable, str | tuple[str, ...]]:
     """A column of pandas, or several side by side, as a table, and the columns: those of the training data."""
     from ..formats.encode import Request
+    from ..formats.files import open_frame
     from ..formats.select import Selection
-    from ..formats.table import open_frame
 
     known = Encoding(
         categories={name: like.categories[name]} if name in like.categories else {},

@@ -18,7 +18,7 @@ from ..data.source import Source, Table
 from ..data.views import Concat, View
 from ..errors import DataError, SourceError
 from ..formats.encode import Request
-from ..formats.table import open_frame
+from ..formats.files import open_frame
 from .iterables import SampleSource
 from .loaders import hugging_kind
 from .samples import Samples

@@ -17,9 +17,9 @@ from .ctf.faults import fault_of, names_in
 from .ctf.layout import Layout
 from .ctf.parse import read_block
 from .encode import Request
+from .files import FileTable, open_files
 from .paths import DataFile, digests
 from .select import streams_in
-from .table import FileTable, open_files
 
 VERSION = 3
 BLOCK_BYTES = 1 << 22  # what is made of larger ones does not stay in a processor's cache
