@@ -1,6 +1,7 @@
 """Parameters in vectors: what strays is brought back, what leaves is ordinary again, and nothing is lost on the way."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -288,3 +289,34 @@ def test_the_state_of_an_optimizer_in_use_speaks_of_parameters() -> None:
     trainer.step((X, Y))  # it goes on
     optimizer.load_state_dict(saved)
     assert {int(s["step"]) for s in optimizer.state.values()} == {1}
+
+
+def test_two_trainers_take_turns_with_one_optimizer_as_in_the_raw_loop() -> None:
+    (raw, by_hand), (ours, optimizer) = pair(), pair()
+    one, other = made(ours, optimizer), hr.Trainer(ours, lambda outputs, y: outputs.square().mean(), optimizer)
+    for _ in range(4):
+        update(raw, by_hand)
+        by_hand.zero_grad()
+        raw(X).square().mean().backward()
+        by_hand.step()
+        one.step((X, Y))
+        other.step((X, Y))
+    one.release()
+    other.release()
+    assert same(raw, ours)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_of_an_optimizer_in_use_remembers_what_the_original_does(copied: Callable[[Pair], Pair]) -> None:
+    (raw, by_hand), (ours, optimizer) = pair(), pair()
+    trainer = made(ours, optimizer)
+    for _ in range(3):
+        update(raw, by_hand)
+        trainer.step((X, Y))
+    twin, its = copied((ours, optimizer))
+    update(raw, by_hand)
+    update(twin, its)
+    trainer.step((X, Y))  # it goes on
+    trainer.release()
+    assert same(raw, twin)
+    assert same(raw, ours)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,19 +120,19 @@ class Remembers(nn.Module):
         super().__init__()
         self.inner = network()
         self.register_buffer("drift", torch.zeros(6), persistent=False)
-        self.calls = 0
+        self.kept = SimpleNamespace(calls=0)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.drift += 0.01 * x.detach().mean(dim=0)
-            self.calls += 1
-        return self.inner(x + self.drift + 1e-3 * self.calls)
+            self.kept.calls += 1
+        return self.inner(x + self.drift + 1e-3 * self.kept.calls)
 
     def get_extra_state(self) -> dict[str, int]:
-        return {"calls": self.calls}
+        return {"calls": self.kept.calls}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        self.calls = state["calls"]
+        self.kept.calls = state["calls"]
 
 
 class Caches(nn.Module):

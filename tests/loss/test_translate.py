@@ -134,6 +134,17 @@ UNKNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def test_a_sum_of_torch_that_has_no_term_is_minimised_and_reported_as_a_mean() -> None:
+    loss, model, plain = nn.PoissonNLLLoss(reduction="sum"), Through(), Through()
+    value = loss(plain(PRICES), PAID.abs())
+    value.backward()
+    assert plain.scale.grad is not None
+    mean = pytest.approx(value.item() / len(PRICES), rel=1e-12)
+    assert trainer(loss, model).step((PRICES, PAID.abs()))["total_loss"] == mean
+    assert model.scale.item() == pytest.approx(1 - 0.1 * plain.scale.grad.item(), rel=1e-12)
+    assert trainer(loss).validate((PRICES, PAID.abs()), batch_size=7)["val/loss"] == mean
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_function_gets_the_batch_whole_and_is_not_cut_into_microbatches(name: str) -> None:
     loss = UNKNOWN[name]

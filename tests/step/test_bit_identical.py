@@ -142,8 +142,34 @@ def renamed_mlp() -> nn.Module:
     return nn.Sequential(WithoutWeight(33, 37), nn.ReLU(), nn.Linear(37, 7))
 
 
-MODELS: list[Make] = [dropout_mlp, batchnorm_mlp, frozen_mlp, Tied, Sometimes, Channels, spectral_mlp, renamed_mlp]
-NAMES = ["adam", "nesterov", "rmsprop", "adamw", "adam", "nesterov", "adam", "nesterov"]
+class Rests(nn.Module):
+    """Its `train` keeps the batch normalisation in eval mode, as a detector's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.norm, self.leave = nn.Linear(33, 29), nn.BatchNorm1d(29), nn.Linear(29, 7)
+
+    def train(self, mode: bool = True) -> "Rests":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.relu(self.norm(self.enter(x))))
+
+
+MODELS: list[Make] = [
+    dropout_mlp,
+    batchnorm_mlp,
+    frozen_mlp,
+    Tied,
+    Sometimes,
+    Channels,
+    spectral_mlp,
+    renamed_mlp,
+    Rests,
+]
+NAMES = ["adam", "nesterov", "rmsprop", "adamw", "adam", "nesterov", "adam", "nesterov", "adam"]
 
 
 @pytest.mark.parametrize(

@@ -56,3 +56,15 @@ def test_an_optimizer_without_a_loss_is_refused() -> None:
     model = make().model
     with pytest.raises(hr.ConfigError, match="got a NoneType"):
         hr.Trainer(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_outputs_of_another_structure_are_not_taken_for_each_other() -> None:
+    class Turns(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            self.calls += 1
+            return {"a": x, "b": -x} if self.calls % 2 else {"b": -x, "a": x}
+
+    with pytest.raises(hr.DataError, match="keys in another order"):
+        hr.Trainer(Turns(), batch_size=7, device="cpu").predict(X)

@@ -121,3 +121,47 @@ def test_a_block_keeps_no_inputs_alive() -> None:
 def test_sizes_of_a_validation_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(hr.ConfigError, match=next(iter(options))):
         trainer(nn.Linear(6, 3), hr.CrossEntropy()).validate((X, Y), **options)
+
+
+class Merges(nn.Module):
+    """Adds its adapter to its weight in eval mode, and takes it out again, as some layers of LoRA do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(3, 6), requires_grad=False)
+        self.adapter, self.merged, self.scale = nn.Parameter(torch.zeros(3, 6)), False, 1.0
+
+    def train(self, mode: bool = True) -> "Merges":
+        if mode == self.merged:
+            self.weight.data += self.adapter * (-1 if mode else 1)
+            self.merged = not mode
+        return super().train(mode)
+
+    def eval(self) -> "Merges":
+        self.scale = 0.5
+        return super().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.merged else self.weight + self.adapter
+        return self.scale * nn.functional.linear(x, weight)
+
+
+def test_the_train_and_eval_of_a_model_are_called_as_in_a_loop() -> None:
+    x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
+    raw, ours = Merges(), nn.Sequential(Merges())
+    by_hand = torch.optim.SGD([raw.adapter], lr=0.5)
+    for epoch in range(3):
+        raw.train()
+        for rows in torch.from_numpy(hr.Order(40, seed=0).indices(epoch, 0, 40)).split(16):
+            by_hand.zero_grad()
+            nn.functional.cross_entropy(raw(x[rows]), y[rows]).backward()
+            by_hand.step()
+        nn.Module.eval(raw)
+    trainer = hr.Trainer(ours, hr.CrossEntropy(), torch.optim.SGD([ours[0].adapter], lr=0.5), batch_size=16)
+    trainer.fit((x, y), (x, y), epochs=3, progress=False)
+    raw.train()
+    assert torch.equal(raw.adapter, ours[0].adapter)
+    assert torch.equal(raw.weight, ours[0].weight)
+    raw.eval()
+    assert torch.equal(hr.Trainer(ours[0]).predict(x), raw(x))

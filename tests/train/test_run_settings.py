@@ -110,6 +110,27 @@ def test_a_setting_that_differs_is_listed_and_only_who_insists_goes_on_with_it(n
     assert steps(make(**now), **run, epochs=3) == trainer.history.last["step"]
 
 
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+def test_what_is_set_in_an_optimizer_between_two_trainings_is_a_setting_that_differs(
+    name: str, trained: bool, tmp_path: Path
+) -> None:
+    def halve(info: hr.Info, row: Any) -> None:
+        info.set_rate(info.rate / 2)  # which is saved with the run, and no difference
+
+    options: dict[str, Any] = {"run": tmp_path / "run", "callbacks": [hr.Lambda(on_epoch_end=halve)]}
+    fit(trainer := make(), DATA, epochs=1, **options)
+    if trained:
+        fit(trainer, DATA, epochs=2, **options)
+    else:
+        trainer = make()
+    trainer.optimizer.param_groups[0][name] = 0.5
+    with pytest.raises(hr.CheckpointError, match=rf"optimizer\.groups\.0\.{name}: .* in the run, 0\.5 now"):
+        fit(trainer, DATA, epochs=3, **options)
+    fit(trainer, DATA, epochs=3, **options, override=True)
+    assert trainer.optimizer.param_groups[0][name] == (0.5 if name == "weight_decay" else 0.25 / (1 + (not trained)))
+
+
 def test_settings_that_are_the_same_are_no_difference(tmp_path: Path) -> None:
     """The control: also those that are written differently, as tuples and lists are; metrics are none."""
     options = {"schedule": hr.OneCycle(), "clip_norm": 1.0, "loss": weighted[0], "metrics": ["accuracy", "error"]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError, ModelError
 from .master import MasterWeights
+
+_RELEASE = "_headrace_release"
+"""The attribute of an optimizer at work that makes it ordinary again."""
 
 
 class Joint(Optimizer):
@@ -70,6 +74,33 @@ class Joint(Optimizer):
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that make the step of this one: itself, or its members."""
     return optimizer.members if isinstance(optimizer, Joint) else [optimizer]
+
+
+def put_to_work(optimizer: Optimizer, release: Callable[[], None]) -> None:
+    """A trainer has an optimizer at work until `release`, which is called before anybody copies or pickles it."""
+    for part in parts_of(optimizer):
+        vars(part)[_RELEASE] = release
+        vars(part)["__getstate__"] = partial(_state_of, part)
+
+
+def put_to_rest(optimizer: Optimizer) -> None:
+    """The optimizer is ordinary again."""
+    for part in parts_of(optimizer):
+        vars(part).pop(_RELEASE, None)
+        vars(part).pop("__getstate__", None)
+
+
+def release_elsewhere(optimizer: Optimizer) -> None:
+    """Makes an optimizer ordinary that another trainer has at work: its state is that trainer's."""
+    for part in parts_of(optimizer):
+        if (release := vars(part).get(_RELEASE)) is not None:
+            release()
+
+
+def _state_of(optimizer: Optimizer) -> dict[str, Any]:
+    """The state of an optimizer at work as a copy or a pickle has it, by its parameters."""
+    release_elsewhere(optimizer)
+    return type(optimizer).__getstate__(optimizer)
 
 
 def kind_of(optimizer: Optimizer) -> str:

@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 from ..errors import CheckpointError, CorruptError
 from ..store.shape import check, like, maybe
 from . import flat
-from .joint import Joint, kind_of, owners_of, parts_of
+from .joint import Joint, kind_of, owners_of, parts_of, put_to_rest, put_to_work
 from .momentum import MomentumSGD
 from .sharding import fitted, is_sharded
 
@@ -63,6 +63,7 @@ class OptimizerHooks:
             self._handles.append(part.register_load_state_dict_pre_hook(lambda *_: release()))
         optimizer.step = self._patched  # type: ignore[method-assign]
         optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
+        put_to_work(optimizer, release)
 
     def step(self) -> None:
         """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
@@ -105,6 +106,7 @@ class OptimizerHooks:
         """Gives the optimizer its own methods back."""
         for handle in self._handles:
             handle.remove()
+        put_to_rest(self._optimizer)
         self._is_restored = True
         attributes = vars(self._optimizer)
         del attributes["zero_grad"]

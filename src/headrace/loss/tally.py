@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,28 @@ class Tally:
             if name in self._compared and (parts is None or int(part) in parts):
                 by_output = self._metrics.setdefault(int(part), self._new_sums())
                 by_output[name].join(metrics)
+        if late := self._late(states):
+            warnings.warn(
+                f"{', '.join(late)}: not measured when the run was saved. The first report of it counts only the rows "
+                "after that.",
+                stacklevel=4,
+            )
+
+    def _late(self, states: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The metrics that rows before these states are missing in."""
+        found: dict[str, None] = {}
+        for state in states:
+            rows = any(losses["terms"] for losses in state["losses"].values())
+            known = {key.partition(" ")[2]: sums for key, sums in state["metrics"].items()}
+            for name, wanted in self._by_output.items() if rows else ():
+                sums = known.get(name)
+                for text, metric in wanted.items():
+                    kind, key = metric.key
+                    if sums is None or (
+                        (sums["sums"] or sums["live"]) and metric.keeps_state and key not in sums[kind]
+                    ):
+                        found[full_name(name, text)] = None
+        return [*found]
 
     def _new_sums(self) -> dict[str, "MetricSums"]:
         wanted, device, shared = self._by_output, self._device, self._shared

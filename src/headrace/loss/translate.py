@@ -64,6 +64,16 @@ class WholeBatch(RowMean):
     splits = False
 
 
+class WholeSum(WholeBatch):
+    """One that says by its `reduction` that it is a sum over the rows."""
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        return self._mean(outputs, batch)
+
+    def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
+        return Term(self._mean(outputs, batch), float(batch.rows), self.coefficient, summed=True)
+
+
 def translate(loss: Any, argument: str = "loss") -> Loss | Sum:
     """A term for a term, a standard `nn.*Loss`, its function in `torch.nn.functional`, or any callable."""
     if isinstance(loss, Loss | Sum):
@@ -82,7 +92,7 @@ def translate(loss: Any, argument: str = "loss") -> Loss | Sum:
     if reduction == "none":
         raise ConfigError(f"{type(loss).__name__} has reduction='none'; a loss is one number. Use 'mean' or 'sum'.")
     if callable(loss):
-        return WholeBatch(loss)
+        return (WholeSum if reduction == "sum" else WholeBatch)(loss)
     raise ConfigError(f"{argument}= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}.")
 
 

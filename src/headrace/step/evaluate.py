@@ -34,18 +34,39 @@ from .tape.tapes import Tapes
 def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
     """Train or eval mode for a while; every module gets its own mode back.
 
-    A model that is in train mode keeps the modules that its owner has put in eval mode.
+    A model that is in train mode keeps the modules that its owner has put in eval mode. A `train` or an `eval` of the
+    user's own is called, as a loop calls it: it may keep a layer in eval mode, or change weights.
     """
     before = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
-        if not training or not model.training:
-            model.train(training)
+        if not training:
+            model.eval()
+        elif not model.training:
+            model.train()
+        elif any(map(_has_own_mode, model.modules())):
+            rests = [module for module in model.modules() if not module.training]
+            model.train()
+            _put_back((module, False) for module in rests)
     try:
         yield
     finally:
-        for module, was in before:
-            if module.training is not was:
-                module.training = was
+        _put_back(before)
+
+
+def _put_back(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Gives modules these modes, each module before those in it."""
+    for module, was in modes:
+        if module.training is was:
+            continue
+        if _has_own_mode(module):
+            module.train(was)
+        else:
+            module.training = was
+
+
+def _has_own_mode(module: nn.Module) -> bool:
+    """Whether its `train` is not torch's."""
+    return getattr(module.train, "__func__", None) is not nn.Module.train
 
 
 def measure(
@@ -258,6 +279,8 @@ def _joined(outputs: list[Any]) -> Any:
             "a PackedSequence of several batches cannot be joined. Return a Ragged: words.with_padded(...)."
         )
     form = tree_flatten(outputs[0])[1]
+    if any(tree_flatten(output)[1] != form for output in outputs):
+        raise DataError("the model returns several kinds of outputs, or dicts with keys in another order: return one.")
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
     return tree_unflatten([_column(list(leaves)) for leaves in columns], form)
 

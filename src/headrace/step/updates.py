@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
-from ..arena.joint import Joint, kind_of, refuse_missing
+from ..arena.joint import Joint, kind_of, refuse_missing, release_elsewhere
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
 from ..arena.sharding import local
@@ -155,6 +155,8 @@ class Updates:
         if self.homed:
             return
         self.remember_not_finite()
+        for optimizer in self.optimizers.values():
+            release_elsewhere(optimizer)
         buffers = Buffers(self.model)
         is_large = sum(p.nbytes for p in self.model.parameters()) > LARGEST
         is_alone = self.strategy.comm.count == 1 and not self.strategy.parts

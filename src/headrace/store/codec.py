@@ -129,6 +129,11 @@ def dtype_of(name: str) -> torch.dtype:
     raise CorruptError(f"{name[:40]!r} is no type of tensors that this version knows.")
 
 
+def is_stored(dtype: torch.dtype) -> bool:
+    """Whether tensors of this dtype can be stored."""
+    return dtype in _NAMES
+
+
 def dtype_name(file: str, name: str, tensor: Tensor) -> str:
     """How safetensors calls the dtype of a tensor."""
     if tensor.dtype not in _NAMES:

@@ -21,6 +21,7 @@ from ..length import Counters
 from ..loss.objective import measured_by
 from ..step import config
 from ..step.arguments import groups_of, put_rate, shares_of
+from ..step.attributes import Attributes
 from ..step.check import same_encoding
 from ..step.frozen import Frozen
 from ..step.weights import Base, as_encoding, base_of, check_model, load_model
@@ -35,6 +36,7 @@ from .own_step import UnsavedOptimizers
 from .plan import Plan
 from .resume import Resumed, readable
 from .schedule import Rates, begin_anew, make_rates
+from .setting import note_hyperparameters
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class LastTraining:
     """The streams of its data."""
     rates: list[float] = field(default_factory=list)
     """Where its schedule has left the rates of the optimizers."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """The hyperparameters of the optimizers as it has left them."""
     info: Info | None = None
     """The training under way."""
     unsaved: UnsavedOptimizers | None = None
@@ -66,12 +70,14 @@ class Session:
 
     def __init__(self, trainer: Trainer, plan: Plan, info: Info, workers: Workers, checkpointer: Checkpointer) -> None:
         self.trainer, self.plan, self.info = trainer, plan, info
+        note_hyperparameters(trainer)
         self.workers, self.checkpointer = workers, checkpointer
         self.model, self.modules, self.updates = trainer.model, trainer.all_modules, trainer.updates
         self.tally = workers.tally(trainer.metrics, measured_by(trainer.objectives, trainer.target))
         info.sums = self.tally.losses[0]
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(self.modules, self.updates.parameters)
+        self.attributes = Attributes(self.modules, trainer.objectives.values(), trainer.device)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
@@ -137,13 +143,15 @@ class Session:
         tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
         transient = {plain_name(name): tensor for name, tensor in self.model.named_buffers() if name not in saved}
         kept = tensors if self.checkpointer.saves_base else self._without_base(tensors)
+        attributes = self.attributes.state_dict()
         first: dict[int, str] = {}  # names of parameters that have several
         every = self.model.named_parameters(remove_duplicate=False)
         names = {name: first.setdefault(id(param), plain_name(name)) for name, param in every}
         return {
             "model": {name: weights.get(names.get(name, plain_name(name)), value) for name, value in kept.items()},
             "extra": {plain_name(name): value for name, value in saved.items() if name not in tensors},
-            "modules": {"transient": transient, "others": [module.state_dict() for module in self.modules[1:]]},
+            "modules": {"transient": transient, "others": [module.state_dict() for module in self.modules[1:]]}
+            | ({"attributes": attributes} if attributes else {}),
             "frozen": self.frozen.state_dict(),
             **self._progress(),
             "history": info.history.rows,
@@ -194,6 +202,7 @@ class Session:
             self._load_transient(common["modules"]["transient"])
             for module, state in zip(self.modules[1:], common["modules"]["others"], strict=True):
                 module.load_state_dict(state)
+            self.attributes.load_state_dict(common["modules"].get("attributes", {}))
             self.frozen.load_state_dict(common["frozen"])
             anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now
             settings = common["step"]["settings"].items()
@@ -301,6 +310,8 @@ class Session:
         """Remembers the rates at the end: the next training sees by them whether others have been set."""
         trainer = self.trainer
         begun = trainer.last_training.history is self.info.history  # nothing has refused it
+        if begun:
+            trainer.last_training.groups = config.of_groups(trainer.optimizers)
         if begun and trainer.schedule is not None:
             trainer.last_training.rates = [float(group["lr"]) for group in groups_of(trainer.optimizers.values())]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,17 @@ def _remember(trainer: Trainer, name: str, value: Any) -> None:
     """A run that begins from now on is resumed with this value."""
     if name in trainer.resume_settings:
         vars(trainer)["resume_settings"] = trainer.resume_settings | {name: config.plain(value)}
+
+
+def note_hyperparameters(trainer: Trainer) -> None:
+    """A run is resumed with what has been set since the trainer was made, or since its last training."""
+    left, now = trainer.last_training.groups, config.of_groups(trainer.optimizers)
+    settings = copy.deepcopy(trainer.resume_settings["optimizer"])
+    each = [settings] if "" in trainer.optimizers else settings.values()
+    for group, before, after in zip((g for one in each for g in one["groups"]), left, now, strict=False):
+        group |= {name: value for name, value in after.items() if name not in before or before[name] != value}
+    trainer.last_training.groups = now
+    _remember(trainer, "optimizer", settings)
 
 
 def check_setting(name: str, value: Any) -> None:

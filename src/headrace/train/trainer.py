@@ -161,7 +161,7 @@ class Trainer:
         getters = self.metrics.output_getters(measured_by(self.objectives, target))
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every
         self.updates = Updates(*parts)
-        self.last_training = LastTraining()
+        self.last_training = LastTraining(groups=config.of_groups(self.optimizers))
         self.signals, self.use = Signals(), Use()
         own = {"optimizer": config.of_optimizers(self.optimizers, every)}
         self.resume_settings = config.of_settings(arguments) | own

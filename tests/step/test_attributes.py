@@ -1,0 +1,153 @@
+"""State that no `state_dict` has goes on with a run: plain attributes of modules, and modules that a loss holds."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from kit.small import data, drive, same, trainer
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.step.attributes import Attributes
+
+X, Y = data()
+
+
+class Keeps(nn.Module):
+    """A layer that keeps something of a kind from one pass to the next."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.cell, self.kind = nn.Linear(6, 3), nn.RNNCell(6, 6), kind
+        self.heat, self.calls, self.seen = 2.0, [0], np.zeros(6, np.float32)
+        self.register_buffer("total", torch.zeros(6))
+        self.hidden: Any = None
+        self.alias = self.total
+        self.places = {"torch": torch.Generator(), "python": random.Random(1)}
+        self.torch, self.numpy, self.python = torch.Generator(), np.random.default_rng(0), random.Random(0)
+        self.legacy = np.random.RandomState(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.layer(x)  # type: ignore[no-any-return]
+        if self.kind == "number":
+            self.heat *= 0.9
+        elif self.kind == "list":
+            self.calls[0] += 1
+            x = x * (1 + 0.1 * self.calls[0])
+        elif self.kind == "array":
+            self.seen += x.mean(0).numpy()
+            x = x - torch.from_numpy(self.seen)
+        elif self.kind == "tuple of tensors":
+            before = None if self.hidden is None else self.hidden[0][:1].expand(len(x), -1)
+            x = self.cell(x, before)
+            self.hidden = (x.detach(), x.detach().mean())
+        elif self.kind == "another name of a buffer":
+            self.total += x.mean(0)
+            x = x - self.alias
+        elif self.kind == "generators":
+            noise = torch.randn(x.shape, generator=self.torch) + self.python.random() + float(self.numpy.normal())
+            noise = noise + self.legacy.normal()
+            x = x + 0.1 * noise
+        return self.layer(x) / self.heat  # type: ignore[no-any-return]
+
+
+class Center(nn.Module):
+    """A loss with a center that follows the outputs, in a buffer, and a number of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(3))
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        self.center = 0.9 * self.center + 0.1 * outputs.detach().mean(0)
+        return F.cross_entropy(outputs - self.center, target) / self.calls
+
+
+class Follows(hr.Objective):
+    """Compares a model with a teacher that follows it, behind autograd's back."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(5)
+        self.teacher, self.share = nn.Linear(6, 3), 0.5
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        outputs, self.share = model(batch["x"]), self.share * 0.9
+        for mine, its in zip(self.teacher.parameters(), model.layer.parameters(), strict=True):  # type: ignore[union-attr, operator, arg-type]
+            mine.data.mul_(self.share).add_(its.data, alpha=1 - self.share)
+        return {"far": hr.Term(F.mse_loss(outputs, self.teacher(batch["x"]).detach() + 1, reduction="sum"), 18.0)}
+
+
+KINDS = ["number", "list", "array", "tuple of tensors", "another name of a buffer", "generators", "nothing"]
+TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
+    **{kind: lambda kind=kind: trainer(Keeps(kind)) for kind in KINDS},  # type: ignore[misc]
+    "a loss that is a module": lambda: trainer(Keeps("nothing"), loss=Center()),
+    "a method of one": lambda: trainer(Keeps("nothing"), loss=hr.RowMean(Center().forward)),
+    "a teacher": lambda: trainer(Keeps("nothing"), loss=Follows()),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_goes_on_with_what_is_kept_from_one_update_to_the_next(name: str, tmp_path: Path) -> None:
+    whole, parts = TRAININGS[name](), None
+    drive(whole, run=tmp_path / "whole")
+    for until in (2, 5, None):  # the second epoch begins after four updates
+        parts = TRAININGS[name]()
+        drive(parts, run=tmp_path / "parts", until=until)
+    assert parts is not None
+    assert same(whole, parts)
+    assert whole.history["train/loss"] == parts.history["train/loss"]
+
+
+@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "nothing"])
+def test_a_training_that_forgets_it_would_be_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control. What shares memory with a buffer is saved as that."""
+    monkeypatch.setattr(Attributes, "state_dict", lambda self: {})
+    whole = TRAININGS[name]()
+    drive(whole, run=tmp_path / "whole")
+    drive(TRAININGS[name](), run=tmp_path / "parts", until=3)
+    drive(parts := TRAININGS[name](), run=tmp_path / "parts")
+    assert same(whole, parts) == (name == "another name of a buffer")
+
+
+def test_an_attribute_that_a_callback_has_set_goes_on_in_a_run_that_is_left_again(tmp_path: Path) -> None:
+    """It does not change in the second process, which has to save it all the same."""
+
+    def heat(info: hr.Info) -> None:
+        if info.epoch == 0:
+            info.trainer.model.heat = 0.5
+
+    for until in (3, 6, 7):
+        made = trainer(Keeps("nothing"))
+        drive(made, run=tmp_path / "run", until=until, callbacks=[hr.Lambda(on_epoch_start=heat)], epochs=3)
+    drive(made := trainer(Keeps("nothing")), run=tmp_path / "run", epochs=3)
+    assert made.model.heat == 0.5
+
+
+def test_parameters_in_lists_and_weights_that_are_made_in_each_pass_stay_what_they_are(tmp_path: Path) -> None:
+    """Those that a recurrent layer lists, and one that is normalised by a hook."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.recur, self.out = nn.GRU(2, 4, batch_first=True), nn.utils.spectral_norm(nn.Linear(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.recur(x.view(-1, 3, 2))[0][:, -1])  # type: ignore[no-any-return]
+
+    drive(whole := trainer(Recurrent()), run=tmp_path / "whole")
+    drive(trainer(Recurrent()), run=tmp_path / "parts", until=3)
+    drive(parts := trainer(Recurrent()), run=tmp_path / "parts")
+    assert same(whole, parts)
+    assert all(a is b for a, b in zip(parts.model.recur._flat_weights, parts.model.recur.parameters(), strict=True))  # type: ignore[union-attr, operator, arg-type]
