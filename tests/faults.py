@@ -466,7 +466,6 @@ RUNS = [
         "the first update after a resume counts its batch anew",
         "        info.counters.batch = 0 if info.ends_epoch else info.batch\n",
         "        info.counters.batch = 0\n",
-        "train/test_runs.py",
         "journeys/test_exact_resume.py",
     ),
     _fault(

@@ -76,8 +76,6 @@ def test_what_cannot_be_saved_so_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 STRATEGIES = {
     "synchronous": hr.Synchronous,
-    "parts": lambda: hr.Synchronous(parts=4),
-    "periodic": lambda: hr.Periodic("3 steps"),
     "block momentum": lambda: hr.BlockMomentum("3 steps"),
     "diloco": lambda: hr.DiLoCo("3 steps"),
     "elastic": lambda: hr.Elastic("2 steps"),
