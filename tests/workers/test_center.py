@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.compat import dislib
+from headrace.data.shard import Shard
 from headrace.workers.center import Center, HostWeights, Leases
 from headrace.workers.comm import Null
 from headrace.workers.here import here
@@ -266,3 +269,25 @@ def own_strategies(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["local", PROCESSES])
 def test_a_strategy_is_one_method_and_who_fails_or_is_killed_in_it_ends_all(engine: str, tmp_path: Path) -> None:
     call(engine, tmp_path, own_strategies, engine)
+
+
+class Linked(Null):
+    """One of two workers, in a thread of this process; what worker 0 shares is put into a queue."""
+
+    def __init__(self, index: int, shared: SimpleQueue[Any]) -> None:
+        self.shard, self._shared = Shard(index, 2), shared
+
+    def share(self, value: Any = None) -> Any:
+        return self._shared.put(value) if self.leader else self._shared.get()
+
+
+def test_a_stranger_who_connects_and_says_nothing_keeps_no_worker_waiting() -> None:
+    shared: SimpleQueue[Any] = SimpleQueue()
+    center = Center(HostWeights({"w": torch.zeros(1)}), Leases(8, 4, 8), hr.Elastic().merge, 2)
+    leader = Linked(0, shared).open_center(center)
+    shared.put(address := shared.get())
+    with socket.create_connection(address[:2]):
+        worker = Linked(1, shared).open_center(None)
+        assert worker.call("lease")["rows"] == [0, 4]
+    worker.leave()
+    leader.leave()

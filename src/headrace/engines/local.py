@@ -17,8 +17,9 @@ from ..workers.comm import Comm, Op, Pending
 from ..workers.connection import CenterClient
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
+from ..workers.wire import pack
 from .job import Job, Result, copy_for_worker, models_of, work
-from .network import Collective, Network, Packed, broadcast_from
+from .network import Collective, Network, broadcast_from
 from .virtual_cluster import VirtualCluster
 
 
@@ -48,21 +49,21 @@ class SimComm(Comm):
         self._begin(broadcast_from(worker), vector).wait()
 
     def gather(self, value: Any) -> list[Any] | None:
-        values: list[Any] | None = self._exchange("gather", Packed.of(value))
+        values: list[Any] | None = self._exchange("gather", pack(value))
         return values
 
     def all_gather(self, value: Any) -> list[Any]:
-        values: list[Any] = self._exchange("all_gather", Packed.of(value))
+        values: list[Any] = self._exchange("all_gather", pack(value))
         return values
 
     def share(self, value: Any = None) -> Any:
-        return self._exchange("share", Packed.of(value) if self.leader else None)
+        return self._exchange("share", pack(value) if self.leader else None)
 
     def hand_out(self, values: Sequence[Any] | None = None) -> Any:
         if self.leader and (values is None or len(values) != self.count):
             got = "none" if values is None else len(values)
             raise ConfigError(f"worker 0 hands out one value for each of the {self.count} workers, got {got}.")
-        return self._exchange("hand_out", [Packed.of(value) for value in values or ()])
+        return self._exchange("hand_out", [*map(pack, values or ())])
 
     def worked(self, rows: int) -> None:
         self.cluster.worked(self._worker, rows)

@@ -1,6 +1,5 @@
 """`Network` describes a virtual cluster; its collective calls, and how long they and the computing take."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..store.codec import Tensors, decode, encode
 from ..workers.shared import add_in_tree
+from ..workers.wire import unpack
 
 _AMOUNT = r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([a-zA-Zµ]+)(?:/s)?\s*"
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -126,28 +125,6 @@ class Link:
 
 
 @dataclass(slots=True)
-class Packed:
-    """A value packed for sending: a copy that others cannot change."""
-
-    text: str
-    tensors: Tensors
-
-    @classmethod
-    def of(cls, value: Any) -> "Packed":
-        tensors: Tensors = {}
-        text = json.dumps(encode(value, tensors, "value"))
-        return cls(text, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return len(self.text) + sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def value(self) -> Any:
-        return decode(json.loads(self.text), {name: tensor.clone() for name, tensor in self.tensors.items()})
-
-
-@dataclass(slots=True)
 class Collective:
     """One collective call, from the first worker that calls it to the last."""
 
@@ -199,17 +176,20 @@ class Collective:
         """
         others = len(self.given) - 1
         if self.kind == "share" or self.kind.startswith("broadcast"):  # each passes on what it gets, in a tree
-            size = self.given[0].size if self.total is None else self.total.nbytes
+            size = self.given[0].nbytes if self.total is None else self.total.nbytes
             sent, messages = [float(size)] * others + [0.0], others.bit_length()
         elif self.total is not None:  # a sum, around a ring: each sends every part but one, twice
             sent, messages = [2 * others / (others + 1) * self.total.nbytes] * (others + 1), 2 * others
         elif self.kind == "all_gather":  # everything passes everybody, around a ring
-            sizes = [packed.size for packed in self.given]
+            sizes = [message.nbytes for message in self.given]
             sent, messages = [float(sum(sizes) - size) for size in [*sizes[1:], sizes[0]]], others
         elif self.kind == "hand_out":
-            sent, messages = [float(sum(packed.size for packed in self.given[0][1:]))] + [0.0] * others, min(others, 1)
+            sent, messages = (
+                [float(sum(message.nbytes for message in self.given[0][1:]))] + [0.0] * others,
+                min(others, 1),
+            )
         else:  # gather: worker 0 gets all through its one link
-            sent, messages = [0.0, *(float(packed.size) for packed in self.given[1:])], min(others, 1)
+            sent, messages = [0.0, *(float(message.nbytes) for message in self.given[1:])], min(others, 1)
         busiest = sum(sent) if self.kind == "gather" else max(sent)
         return busiest / network.bytes_per_s + messages * network.latency_s, sent
 
@@ -219,10 +199,10 @@ class Collective:
             self.given[worker].copy_(self.total)
             return None
         if self.kind == "share":
-            return self.given[0].value()
+            return unpack(self.given[0])
         if self.kind == "hand_out":
-            return self.given[0][worker].value()
-        return [packed.value() for packed in self.given] if worker == 0 or self.kind == "all_gather" else None
+            return unpack(self.given[0][worker])
+        return [*map(unpack, self.given)] if worker == 0 or self.kind == "all_gather" else None
 
 
 def broadcast_from(worker: int) -> str:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError, WorkerError
 from ..loss.tally import LossSums
+from .wire import bytes_of, places, table_of
 
-_ALIGNED = 16  # bytes: what the largest element needs
 Body = dict[str, Any]
 """The arguments of a call of the center, or its answer, beside the weights: plain values."""
 Merge = Callable[[list[Tensor], list[Tensor]], None]
@@ -23,11 +23,9 @@ class HostWeights:
     """Copies of tensors in one piece of memory on the host: `named` are views of `flat`, which is bytes."""
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
-        sizes = {name: -(-tensor.nbytes // _ALIGNED) * _ALIGNED for name, tensor in named.items()}
-        self.flat = torch.zeros(sum(sizes.values()), dtype=torch.uint8)
-        self.named: dict[str, Tensor] = {}
-        for (name, tensor), part in zip(named.items(), self.flat.split([*sizes.values()]), strict=True):
-            self.named[name] = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        table = table_of(named)
+        self.flat = torch.zeros(bytes_of(table), dtype=torch.uint8)
+        self.named = places(table, self.flat)
         self.tensors = [*self.named.values()]
         self.load(named)
 
@@ -134,6 +132,8 @@ class Center:
         self.exchanges = 0
         self.stop = ""
         """Why all workers are to stop, if one of them has asked for it."""
+        self.came: set[int] = set()
+        """The workers that have connected."""
         self.gone: set[int] = set()
         """The workers that have left the training."""
         self.lost: int | None = None

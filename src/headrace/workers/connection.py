@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
 from ..data.staging import keep_freed_memory
@@ -33,10 +33,9 @@ class CenterClient:
         self,
         comm: "Comm",
         center: Center | None = None,
-        listener: Listener | None = None,
         connection: Connection | None = None,
     ) -> None:
-        self._comm, self._center, self._listener, self._connection = comm, center, listener, connection
+        self._comm, self._center, self._connection = comm, center, connection
         self._exchanges, self._since_s = -1, 0.0
 
     def call(self, name: str, body: Body | None = None, weights: HostWeights | None = None) -> Body:
@@ -84,10 +83,9 @@ class CenterClient:
                 self.call("pull")
                 time.sleep(PAUSE_S)
         finally:
-            for each in (self._listener, self._connection):
-                if each is not None:
-                    with suppress(OSError):
-                        each.close()
+            if self._connection is not None:
+                with suppress(OSError):
+                    self._connection.close()
 
     # --- for workers that take turns, which a checkpoint holds as they are -----------------------------------
 
@@ -118,36 +116,39 @@ def open_center(comm: "Comm", center: Center | None) -> CenterClient:
     keep_freed_memory()
     if center is not None:
         key, host = secrets.token_bytes(_KEY_BYTES), _own_address()
-        listener = Listener((host, 0), _family(host), backlog=center.count, authkey=key)
-        threading.Thread(target=_accept, args=(center, listener), name="headrace-center", daemon=True).start()
-        comm.share([*listener.address[:2], key.hex()])
-        return CenterClient(comm, center, listener)
+        server = socket.create_server((host, 0), family=getattr(socket, _family(host)), backlog=center.count)
+        arguments = center, server, key, time.monotonic() + comm.timeout_s
+        threading.Thread(target=_accept, args=arguments, name="headrace-center", daemon=True).start()
+        comm.share([*server.getsockname()[:2], key.hex()])
+        return CenterClient(comm, center)
     host, port, shared = comm.share()
     connection: Connection = comm.attempt(Client, (host, port), _family(host), bytes.fromhex(shared))
     connection.send_bytes(str(comm.shard.index).encode())
     return CenterClient(comm, connection=connection)
 
 
-def _accept(center: Center, listener: Listener) -> None:
-    """Accepts a connection of every other worker, and serves each in a thread."""
-    missing = center.count - 1
-    while missing:
-        try:
-            connection = listener.accept()
-            worker = int(connection.recv_bytes(16))
-        except AuthenticationError:  # a stranger
-            continue
-        except (OSError, EOFError, ValueError):
-            if listener._listener is None:  # type: ignore[attr-defined]
-                return
-            continue
-        missing -= 1
-        name = f"headrace-center-{worker}"
-        threading.Thread(target=_serve, args=(center, connection, worker), name=name, daemon=True).start()
+def _accept(center: Center, server: socket.socket, key: bytes, until_s: float) -> None:
+    """Accepts connections until all other workers have come, or until a time; a thread serves each of them."""
+    server.settimeout(PAUSE_S)
+    with server:
+        while len(center.came) < center.count - 1 and time.monotonic() < until_s:
+            with suppress(OSError):  # nobody has come meanwhile
+                channel, _ = server.accept()
+                channel.setblocking(True)
+                arguments = center, Connection(channel.detach()), key
+                threading.Thread(target=_serve, args=arguments, name="headrace-center", daemon=True).start()
 
 
-def _serve(center: Center, connection: Connection, worker: int) -> None:
-    """Answers the calls of one worker until it leaves."""
+def _serve(center: Center, connection: Connection, key: bytes) -> None:
+    """Answers the calls of one worker until it leaves; a stranger, who does not know the key, is not answered."""
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+        worker = int(connection.recv_bytes(16))
+    except (AuthenticationError, OSError, EOFError, ValueError):
+        connection.close()
+        return
+    center.came.add(worker)
     weights = HostWeights(center.weights.named)
     try:
         while worker not in center.gone:
