@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from ..data.ragged import Ragged
 from ..errors import ConfigError, unknown
 from ..length import Length, interval
 from .callback import HOOKS, Callback
-from .operations import operations_of
 
 if TYPE_CHECKING:
     from .info import Info
@@ -55,21 +53,20 @@ class Timer(Callback):
 
     The seconds of an epoch are those of its updates and of waiting for data. The numbers are those of this machine at
     this time: they are all that differs in the history of a training that is made again. Of several workers, rows are
-    those of all, and worker 0 counts tokens and operations for a row.
+    those of all, and worker 0 counts tokens.
 
     Args:
         tokens: a stream whose items are counted, for `time/tokens_per_s`: the items of a `Ragged`, the true elements of
             a mask, the positions of another stream, without their channels
-        flops: the floating-point operations of one row, or of one token where these are counted, for `time/mfu`; "auto"
-            measures a forward pass of the first batch, and takes three times as many
+        flops: the floating-point operations of one row, or of one token where these are counted, for `time/mfu`
         peak: the operations a second that one device can make in half precision, which are known of usual GPUs
     """
 
     everywhere = False
 
-    def __init__(self, tokens: str = "", flops: float | str | None = None, peak: float | None = None) -> None:
-        if flops is not None and flops != "auto" and (isinstance(flops, str) or not flops > 0):
-            raise ConfigError(f"Timer: flops= is a number of operations above 0, or 'auto'; got {flops!r}.")
+    def __init__(self, tokens: str = "", flops: float | None = None, peak: float | None = None) -> None:
+        if flops is not None and (isinstance(flops, str) or not flops > 0):
+            raise ConfigError(f"Timer: flops= is a number of operations above 0, as 6 * parameters; got {flops!r}.")
         if peak is not None and not peak > 0:
             raise ConfigError(f"Timer: peak= is a number of operations a second above 0; got {peak!r}.")
         self._stream, self._flops, self._peak = tokens, flops, peak
@@ -91,11 +88,6 @@ class Timer(Callback):
         names = [stream.name for stream in info.train.streams or ()]
         if self._stream and names and self._stream not in names:
             raise ConfigError(f"Timer: {unknown('stream', self._stream, names)}")
-        if self._flops == "auto" and info.trainer.strategy.shards:
-            raise ConfigError(
-                "Timer: flops='auto' makes a pass on one worker, and hr.Sharded needs all of them in every pass. Pass "
-                "the number, as in flops=6 * parameters."
-            )
         if self._flops is not None and self._peak is None:
             device = info.trainer.device
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
@@ -105,17 +97,8 @@ class Timer(Callback):
             self._peak = known[0]
 
     def _change(self, info: Info, batch: Batch) -> Batch:
-        if self._stream:
-            self._count(batch)
-        if self._flops == "auto" and batch.rows:
-            with info.evaluating():
-                operations = operations_of(partial(info.trainer.evaluate_step, batch))
-            units = float(self._tokens + self._masked) if self._stream else batch.rows
-            self._flops = 3 * operations / max(units, 1)
-        return batch
-
-    def _count(self, batch: Batch) -> None:
-        value = batch[self._stream]
+        """Counts the tokens of a batch, which stays as it is."""
+        value = batch[self._stream] if self._stream else None
         self._counted += batch.rows
         if isinstance(value, Ragged):
             self._tokens += value.items
@@ -123,8 +106,9 @@ class Timer(Callback):
             self._masked = self._masked + value.sum()
         elif isinstance(value, Tensor):
             self._tokens += value.shape[:2].numel()
-        else:
+        elif self._stream:
             raise ConfigError(f"Timer: tokens={self._stream!r} is a {type(value).__name__}, whose items do not count.")
+        return batch
 
     def on_epoch_start(self, info: Info) -> None:
         self._begin()
@@ -150,7 +134,7 @@ class Timer(Callback):
     def _of_a_row(self, tokens: float, info: Info) -> dict[str, float]:
         """What a row stands for, on average: tokens, and a share of the operations of a second."""
         found = {"tokens_per_s": tokens / max(self._counted, 1)} if self._stream else {}
-        if isinstance(self._flops, float | int) and self._peak is not None:
+        if self._flops is not None and self._peak is not None:
             flops = self._flops * found.get("tokens_per_s", 1.0)
             found["mfu"] = flops / (self._peak * info.trainer.workers.comm.count)
         return found

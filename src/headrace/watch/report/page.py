@@ -15,13 +15,12 @@ from ..history import cells, place_of, shown
 from ..progress import span
 from ..rows import flattened, number, written
 from .read import RunContents
-from .scores import PerClass, Scores, scores
+from .scores import Scores, scores
 from .svg import chart
 
 FEW = 30  # rows up to which the tables of epochs and of classes show all
 ROWS = 1000  # of the long table
 LINES = 200  # of the log
-SHORT = 4  # letters of a class that fit above its column
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]], Mapping[int, str]]
 """Names of columns, lines of cells, and the classes of lines that have one."""
@@ -38,7 +37,6 @@ def page(run: RunContents) -> str:
         "thousands": "{:,}".format,
         "settings": settings,
         "shaded": shaded,
-        "zip": zip,
     }
     judged, pace = scores(run.rows), throughput(run.rows)
     shared = {"run": run, "few": FEW, "log_lines": LINES, "version": __version__}
@@ -108,24 +106,13 @@ def throughput(rows: Sequence[Row]) -> dict[int, float]:
 def _classes(judged: Scores | None) -> dict[str, Any]:
     """How good the answers are for each class, and on average."""
     if judged is None:
-        return {"scores": None}
-    averages = [
-        PerClass(name, judged.rows, *(judged.mean(what, name == "weighted") for what in ("precision", "recall", "f1")))
-        for name in ("macro", "weighted")
-    ]
-    by_class, summed = (
-        [[one.name, *(f"{x:.3f}" for x in (one.precision, one.recall, one.f1)), f"{one.support:,}"] for one in group]
-        for group in (judged.classes, averages)
+        return {}
+    by_class, means = (
+        [[name, *(f"{ratio:.3f}" for ratio in ratios), f"{rows:,}"] for name, *ratios, rows in lines]
+        for lines in (judged.classes, judged.means)
     )
-    tall = max((len(one.name) for one in judged.classes), default=0) > SHORT
-    mistakes = [[was, answer, f"{count:,}"] for count, was, answer in judged.mistakes if len(judged.classes) > 2]
-    return {
-        "scores": judged,
-        "by_class": by_class,
-        "averages": summed,
-        "mistakes": mistakes,
-        "tall_matrix": tall,
-    }
+    mistakes = [[*pair, f"{count:,}"] for *pair, count in judged.mistakes if len(judged.classes) > 2]
+    return {"scores": judged, "by_class": by_class, "means": means, "mistakes": mistakes}
 
 
 def shaded(line: Sequence[int]) -> list[tuple[int, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...store.document import Row
@@ -14,37 +14,25 @@ if TYPE_CHECKING:
 LOOKED_AT = 30  # classes up to which a whole matrix is shown
 MISTAKES = 10  # that are listed
 
-
-@dataclass(slots=True)
-class PerClass:
-    """The scores of one class."""
-
-    name: str
-    support: int
-    precision: float
-    recall: float
-    f1: float
+Line = tuple[str, float, float, float, int]
+"""A class, or how a mean is taken over all of them; precision, recall, F1, and rows."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scores:
     """The scores of a classifier."""
 
     of: str
-    classes: list[PerClass]
+    classes: list[Line]
+    means: list[Line]
+    """Over all classes: each class counting the same ("macro"), or each row ("weighted")."""
     rows: int
     accuracy: float
     """The share of rows that are right."""
-    matrix: list[list[int]] = field(default_factory=list)
+    matrix: list[list[int]]
     """Rows by class (down) and answer (across), where there are few enough classes to be looked at."""
-    mistakes: list[tuple[int, int, int]] = field(default_factory=list)
-    """The most frequent ones: rows, class, answer."""
-
-    def mean(self, what: str, weighted: bool = False) -> float:
-        """A number over all classes: each class counting the same, or each row."""
-        weights = [one.support if weighted else 1 for one in self.classes]
-        total = sum(weight * getattr(one, what) for weight, one in zip(weights, self.classes, strict=True))
-        return float(total) / max(1, sum(weights))
+    mistakes: list[tuple[int, int, int]]
+    """The most frequent ones: class, answer, rows."""
 
 
 def scores(rows: Sequence[Row]) -> Scores | None:
@@ -57,20 +45,21 @@ def _scores(matrix: np.ndarray, of: str) -> Scores:
     """Scores from counts of rows by class and answer. A ratio whose denominator is 0 is 0, as in scikit-learn."""
     import numpy as np
 
-    hits, wanted, came = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
-    ratios = [(part / np.maximum(1, of_all)).tolist() for part, of_all in ((hits, came), (hits, wanted))]
-    f1 = (2 * hits / np.maximum(1, wanted + came)).tolist()
-    numbers = zip(wanted.tolist(), *ratios, f1, strict=True)
-    places = np.stack(np.nonzero(matrix - np.diag(hits)))
-    counts = matrix[places[0], places[1]]
+    hits, wanted, came, count = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0), int(matrix.sum())
+    ratios = [part / np.maximum(1, total) for part, total in ((hits, came), (hits, wanted), (2 * hits, wanted + came))]
+    weights = {"macro": np.ones(len(hits)), "weighted": wanted}
+    means = {name: [float(weight @ each) / max(1, weight.sum()) for each in ratios] for name, weight in weights.items()}
+    was, answer = np.nonzero(matrix - np.diag(hits))
+    counts = matrix[was, answer]
     most = np.argsort(-counts, kind="stable")[:MISTAKES]
     return Scores(
         of,
-        [PerClass(str(k), *each) for k, each in enumerate(numbers)],
-        int(matrix.sum()),
-        float(hits.sum()) / max(1, int(matrix.sum())),
+        [*zip(map(str, range(len(hits))), *(each.tolist() for each in ratios), wanted.tolist(), strict=True)],
+        [(name, *each, count) for name, each in means.items()],  # type: ignore[misc]
+        count,
+        float(hits.sum()) / max(1, count),
         matrix.tolist() if len(matrix) <= LOOKED_AT else [],
-        list(zip(counts[most].tolist(), *places[:, most].tolist(), strict=True)),
+        [*zip(was[most].tolist(), answer[most].tolist(), counts[most].tolist(), strict=True)],
     )
 
 
