@@ -296,9 +296,15 @@ TAPE = [
     ),
     _fault(
         "workers that have their turn within a pass use the same memory",
-        "self._memory if self.divided else self._turns.memory",
-        "self._turns.memory",
+        "self._memory if self.divided else self.turns.memory",
+        "self.turns.memory",
         "workers/test_worker_settings.py",
+    ),
+    _fault(
+        "what another virtual worker has changed for all is not noticed",
+        "self._turns.touches == self._touches",
+        "self._turns is not None",
+        "train/test_between_updates.py",
     ),
     _fault(
         "hooks of the nodes that add up gradients are not seen",

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import data, drive, fit, model, trainer
+from kit.small import data, drive, fit, model, same, state, trainer
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.workers.here import here
 
 X, Y = DATA = data(320)
 
@@ -108,6 +109,45 @@ def twice() -> list[Any]:
 def test_workers_divide_a_second_update_of_a_batch_by_its_weights() -> None:
     one, shared = hr.launch(twice), hr.launch(twice, workers=2)
     assert shared == pytest.approx(one, rel=1e-9)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number of the class, which virtual workers have in common."""
+
+    scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.scale * self.inner(x)
+        return found
+
+
+class Scales(hr.Callback):
+    """Worker 1, which is ahead, changes the number while worker 0 is within a macrobatch, and waits for a vote."""
+
+    each_step = False
+
+    def on_macrobatch_end(self, info: hr.Info) -> None:
+        if here().shard.index == 1 and info.step == 15:
+            Scaled.scale = 3.0
+
+
+def scaled(tape: bool) -> Any:
+    Scaled.scale = 1.0
+    rows = 48 if here().shard.index == 1 else 64
+    made = trainer(Scaled(), batch_size=8, macrobatch=rows, strategy=hr.Periodic("end"), tape=tape)
+    fit(made, DATA, epochs=1, callbacks=[Scales()])
+    return state(made.model)
+
+
+def test_what_a_virtual_worker_changes_for_all_is_noticed_by_those_that_are_within_a_macrobatch() -> None:
+    plain, recorded = (
+        hr.launch(scaled, tape, workers=2, network=hr.Network(rows_per_s=10, speeds=[1, 4])) for tape in (False, True)
+    )
+    assert same(plain, recorded)
 
 
 @pytest.mark.parametrize("name", ["updates", "workers", "use", "all_modules", "batch_sizes", "resume_settings"])

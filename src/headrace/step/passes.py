@@ -50,6 +50,10 @@ class Pass(ABC):
         self.doubts: Weights = {}
         """Numbers beside the losses and the gradients that have to be finite."""
 
+    def fits(self, batch: Batch) -> bool:
+        """Whether it may be used again for this batch, of as many rows from the same macrobatch."""
+        return self.repeats
+
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
         """The gradients of a batch, whose terms are added to the outcome; `None` if none of its rows counts."""
         self._update.arena.begin(self.fills)
@@ -190,6 +194,14 @@ class SharedPass(Pass):
         self._own, self._terms = own, terms
         self._ahead = ahead  # the weights of the batch, where they are known: workers that take turns begin with them
         self.fills = own.fills
+        self.repeats = own.repeats
+
+    def fits(self, batch: Batch) -> bool:
+        """A pass is recorded either for workers that take turns within it or for those that do not."""
+        if not self.repeats:
+            return False
+        known, self._ahead = bool(self._ahead), self._update.ahead(batch)
+        return known == bool(self._ahead)
 
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
         update, terms = self._update, self._terms

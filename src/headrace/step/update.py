@@ -112,15 +112,16 @@ class Update:
         if (rows is not None and batch.rows > rows) or batch.pieces:
             own: Pass = Split(self, rows or batch.rows)
         else:
-            if self.terms is not None and self.strategy.comm.turns is not None:
-                ahead = self._weights_ahead(batch)
+            ahead = self.ahead(batch)
             self.tapes.divided = self.terms is not None and not ahead
             own = self.one_pass(batch, first=True) if batch.rows else Eager(self)
         return own if self.terms is None else SharedPass(self, own, self.terms, ahead)
 
-    def _weights_ahead(self, batch: Batch) -> dict[str, Scalar]:
-        """The weights of a batch, where they are known before its pass; `{}` where not."""
-        weights = dict(self.objective.weights(batch)) if batch.rows else {}
+    def ahead(self, batch: Batch) -> dict[str, Scalar]:
+        """For workers that take turns, the weights of a batch that they share, where they are known before its pass."""
+        if self.terms is None or self.strategy.comm.turns is None or not batch.rows:
+            return {}
+        weights = dict(self.objective.weights(batch))
         if None in weights.values():
             return {}
         return {name: self.guard.read(weight) for name, weight in weights.items() if weight is not None}
@@ -325,14 +326,19 @@ class Made:
 
     def __init__(self, update: Update, batch: Batch, how: Pass) -> None:
         self._update, self._pass = update, how
-        self._rows, self._macrobatch = batch.rows, batch.macrobatch
+        self._rows, self._total, self._macrobatch = batch.rows, batch.total, batch.macrobatch
+        self._turns, self._touches = update.tapes.turns, update.tapes.turns.touches
         self._draws = how.draws and (update.draws or update.steps.adapts)
         self._step: Callable[[], Any] | None = None  # the optimizer's, as long as only rates and gradients change
 
     def fits(self, batch: Batch) -> bool:
-        """Whether it is prepared for this batch, too: one of as many rows from the same macrobatch."""
-        same = batch.rows == self._rows and batch.macrobatch is self._macrobatch is not None
-        return same and self._pass.repeats
+        """Whether it is prepared for this batch, too: one of as many rows from the same macrobatch.
+
+        And no worker that takes turns with this one has called code of the user's meanwhile.
+        """
+        same = batch.rows == self._rows and batch.total == self._total and batch.macrobatch is self._macrobatch
+        is_untouched = batch.macrobatch is not None and self._turns.touches == self._touches
+        return same and is_untouched and self._pass.fits(batch)
 
     def __call__(self, batch: Batch) -> Outcome | None:
         """Makes the update; gives nothing if memory has run out, and smaller microbatches may do."""

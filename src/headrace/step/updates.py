@@ -112,6 +112,8 @@ class Updates:
         """Code of the user's has been called, and may have changed anything."""
         for update in self._each:
             update.touched()
+        if (turns := self.strategy.comm.turns) is not None:
+            turns.touches += 1
 
     def change(self, **settings: Any) -> None:
         """The next update is made with these settings."""
@@ -183,6 +185,7 @@ class Updates:
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
+        self.touched()
         self._tape_note = self.tape_note
         each, self._each, self._answers, self.failed_step = self._each, [], {}, ""
         if each:

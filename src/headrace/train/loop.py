@@ -49,7 +49,9 @@ class Loop:
         info.scored = plan.scored
         self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
         self._next, self._samples, self._look_at = 0.0, -1, 0.0  # until when updates need no look around: see `_is_due`
-        self._each_update = plan.callbacks.each_update or type(workers.strategy) is not Single
+        self._has_others = type(workers.strategy) is not Single  # with whom something may be due after every update
+        is_ours = type(workers.strategy).__module__.startswith("headrace.")
+        self._each_update = plan.callbacks.each_update or not is_ours  # whether code of the user's runs after each
         self._has_own_train_step, self._feeds_objects = trainer.has_own_train_step, trainer.metrics.has_objects
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
@@ -293,7 +295,8 @@ class Loop:
         No callback is called in between, so that updates stay prepared; a model or a loss may still ask for things.
         """
         info = self._info
-        quiet = info.counters.steps < self._next and batch.samples == self._samples and not self._each_update
+        is_seen = self._each_update or self._has_others
+        quiet = info.counters.steps < self._next and batch.samples == self._samples and not is_seen
         wanted = info.stopping or info.asked or info.extra_numbers or self._signals.why
         if quiet and not (batch.ends_epoch or feed.ends_macrobatch or wanted):
             return time.perf_counter() > self._look_at
@@ -313,6 +316,7 @@ class Loop:
             at.cursor = at.initial
         if self._workers.updated(info, batch):
             at.mark_round()
+            self._trainer.updates.touched()  # an outer optimizer may be the user's, and states may have been cleared
         for hook in self._plan.callbacks.on_step_end:
             hook(info)
         if info.asked:

@@ -42,6 +42,27 @@ class Turns:
     """Blocks by their size, for what each keeps while it has its turn."""
     forms: dict[Any, Any] = field(default_factory=dict)
     """The forms of operations that the tapes of all have found: a search takes longer than an update."""
+    touches: int = 0
+    """How often one of them has called code of the user's, which may have changed anything that all use."""
+    first: Any = None
+    """Who records passes first; the others learn from it what that costs."""
+    cost_s: float = 0.0
+    gain_s: float = 0.0
+    """What the first recording took, and what a replay of it saves; 0 as long as that is not known."""
+
+    def pays(self, who: Any, passes: int, latest: int) -> bool:
+        """Whether to record now, after so many passes: once replays of them would have saved what a recording costs.
+
+        So a worker never loses more than that. As long as the costs are not known, the first one records alone.
+        """
+        self.first = self.first or who
+        known = self.gain_s > 0
+        return self.first is who or (passes * self.gain_s >= self.cost_s if known else passes > latest)
+
+    def learn(self, cost_s: float, gain_s: float) -> None:
+        """What the first recording has cost, and what a replay saves."""
+        if not self.gain_s:
+            self.cost_s, self.gain_s = cost_s, max(gain_s, 0.0)
 
 
 class Comm(ABC):

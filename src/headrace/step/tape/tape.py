@@ -1,6 +1,8 @@
 """A recorded pass, to be run for other batches, and what a pass changes, to compare two passes."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +15,11 @@ from ...loss.base import Term
 from ...loss.objective import Terms
 from ...store.rng import capture_torch, restore_torch
 from .program import Program
+from .state import PassState
 
 _Below = torch._C._AutoDispatchBelowAutograd
+CHECKS = 2
+"""A recording is replayed when it has been compared so often."""
 
 
 class Tape:
@@ -87,6 +92,27 @@ class Tape:
             return values[-1]
         left = iter(values[len(self._terms) + self.weighed :])
         return tree_unflatten([next(left) if leaf is Tensor else leaf for leaf in self._leaves], self._form)
+
+
+@dataclass(eq=False, slots=True)
+class PassKind:
+    """Passes alike: those of batches with the same streams and shapes."""
+
+    seen: int = 0
+    tape: Tape | None = None
+    state: PassState | None = None
+    refused: bool = False
+    due: int = CHECKS
+    """How many comparisons are to be made before the next replay."""
+    replays: int = 0
+    seeds: Sequence[Tensor] | None = None
+    """What the backward pass begins with, if all batches of the kind have the same."""
+    eager_s: float = math.inf
+    replay_s: float = math.inf
+
+    def forget(self) -> None:
+        """The recording is of no use any more."""
+        self.tape, self.state, self.seeds, self.seen, self.due = None, None, None, 0, CHECKS
 
 
 def outputs_of(terms: Mapping[str, Term]) -> Any:

@@ -1,9 +1,7 @@
 """A model's passes: which of them are recorded, proven and replayed."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,7 +18,7 @@ from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
 from .state import PassState
-from .tape import Snapshot, Tape, outputs_of, same_terms
+from .tape import CHECKS, PassKind, Snapshot, Tape, outputs_of, same_terms
 
 Wanted = Literal["auto"] | bool
 Eager = Callable[[Batch, Recording | None, bool], Mapping[str, Term]]
@@ -36,8 +34,10 @@ MADE = 8 * LARGEST
 """Bytes of all that a pass makes from which on it is not even tried."""
 KINDS = 32
 """How many kinds of passes are remembered, since each recording takes memory."""
-SEEN, CHECKS = 2, 2
-"""A pass is recorded when its like has been seen so often, and replayed when it has been compared so often."""
+SEEN = 2
+"""A pass is recorded when its like has been seen so often."""
+LATEST = 64
+"""Those who take turns with a worker that records learn from its passes what that costs, or do not wait any longer."""
 SHARE = 0.01
 """Recordings and comparisons take at most this share of the time; the first recording is made in any case."""
 GAIN = 0.97
@@ -45,27 +45,6 @@ GAIN = 0.97
 TOO_LARGE = "a pass is so large that nothing would be saved"
 DRAWN = "a pass draws random numbers, and another thread draws some at the same time"
 DIFFERS = "a pass made a second time, from its recording, does not give torch's bits"
-
-
-@dataclass(eq=False, slots=True)
-class PassKind:
-    """Passes alike: those of batches with the same streams and shapes."""
-
-    seen: int = 0
-    tape: Tape | None = None
-    state: PassState | None = None
-    refused: bool = False
-    due: int = CHECKS
-    """How many comparisons are to be made before the next replay."""
-    replays: int = 0
-    seeds: Sequence[Tensor] | None = None
-    """What the backward pass begins with, if all batches of the kind have the same."""
-    eager_s: float = math.inf
-    replay_s: float = math.inf
-
-    def forget(self) -> None:
-        """The recording is of no use any more."""
-        self.tape, self.state, self.seeds, self.seen, self.due = None, None, None, 0, CHECKS
 
 
 class Tapes:
@@ -87,7 +66,7 @@ class Tapes:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, PassKind] = {}
-        self._turns, self._seconds, self._memory = comm.turns or Turns(), comm.turn_s, Memory()
+        self.turns, self._seconds, self._memory = comm.turns or Turns(), comm.turn_s, Memory()
         self._last: tuple[Any, PassKind] | None = None
         self.divided = False  # whether workers take turns within a pass, so that each needs planned memory of its own
         self.watched = True
@@ -192,8 +171,10 @@ class Tapes:
 
     def _is_due(self, kind: PassKind) -> bool:
         """Whether a pass is to be recorded now."""
+        if kind.seen <= SEEN or kind.state is not None or self.wanted is True:
+            return kind.seen > SEEN
         is_affordable = self._spent_s <= SHARE * (self._seconds() - self._start)
-        return kind.seen > SEEN and (is_affordable or kind.state is not None or self.wanted is True)
+        return is_affordable and self.turns.pays(self, kind.seen, LATEST)
 
     def _timed(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
         start = self._seconds()
@@ -296,9 +277,9 @@ class Tapes:
         after, draws = self._snapshot(), recording.draws
         before.restore(draws)
         found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
-        memory = self._memory if self.divided else self._turns.memory
+        memory = self._memory if self.divided else self.turns.memory
         try:
-            program = Builder(recording, found, first, memory, self._turns.forms).program()
+            program = Builder(recording, found, first, memory, self.turns.forms).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
             kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
             problem = TOO_LARGE if is_auto and program.nbytes > LARGEST + beside else ""
@@ -380,6 +361,7 @@ class Tapes:
         else:
             kind.due -= 1
             if is_last:
+                self.turns.learn(self._spent_s - CHECKS * kind.eager_s, kind.eager_s - kind.replay_s)
                 self.note = f"passes are replayed from a tape, in {ratio:.2f} of an eager pass's time"
 
     def _refuse(self, why: str, kind: PassKind | None = None) -> None:
