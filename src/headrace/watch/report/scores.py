@@ -55,7 +55,7 @@ def _scores(matrix: np.ndarray, of: str) -> Scores:
     return Scores(
         of,
         [*zip(map(str, range(len(hits))), *(each.tolist() for each in ratios), wanted.tolist(), strict=True)],
-        [(name, *each, count) for name, each in means.items()],  # type: ignore[misc]
+        [(name, *each, count) for name, each in means.items()],
         count,
         float(hits.sum()) / max(1, count),
         matrix.tolist() if len(matrix) <= LOOKED_AT else [],
