@@ -20,8 +20,7 @@ from ..loss.outcome import Outcome, detached
 from .guard import Scalar
 from .shared_terms import SharedTerms
 from .tape.recording import Recording
-from .tape.tape import Tape, outputs_of
-from .tape.tapes import PassKind
+from .tape.tape import PassKind, Tape, outputs_of
 
 if TYPE_CHECKING:
     from .update import Update
