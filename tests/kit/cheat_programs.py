@@ -34,9 +34,6 @@ annealed_on_a_parameter:
     model = scaled(lambda self: self.enter.weight.factor)
     model.enter.weight.factor = 1.0 >> model.enter.weight.factor = 3.0
 annealed_objective: held = 1.0; factor = lambda self, batch: self.held >> loss.held = 3.0
-annealed_objective_with_a_prior:
-    part = type("Part", (Own,), {"factor": lambda self, batch: self.held})()
-    loss = part + hr.L2Prior(1e-3) >> part.held = 3.0
 callable_loss: loss = Factor() >> loss.factor = 3.0
 method_as_loss: loss = Factor().__call__ >> loss.__self__.factor = 3.0
 method_of_a_schedule: it = Factor().value; scale = lambda self: self.it() >> it.__self__.factor = 3.0

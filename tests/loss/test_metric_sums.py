@@ -168,7 +168,6 @@ def test_where_the_class_with_the_largest_output_is_the_answer_nobody_needs_to_s
         ("iou:weighted", "metric 'iou:weighted': unknown average 'weighted'"),
         ("top-k", "'top-k'"),
         ("mae:macro", "'mae:macro': mae has no averages. Say 'mae'"),
-        ("perplexity:micro", "perplexity has no averages"),
         ("top-0", "'top-0'"),
         (["f1", "f1"], "'f1' is given twice"),
         ([Recorder(), Recorder()], "'recorder' is given twice"),
@@ -191,14 +190,12 @@ UNSAID, OF_OTHERS = "depends on what the outputs are, .*reads=", ""
         ("f1", LOGIT[:, None], Y2[:, None].float(), None, UNSAID),
         ("confusion", QUESTIONS, ANSWERS, None, UNSAID),
         ("auroc", X.softmax(1), Y, None, UNSAID),
-        ("perplexity", X, Y, None, UNSAID),
         ("accuracy", PRICES, PAID, None, OF_OTHERS),
         ("top-5", X, Y, "classes", OF_OTHERS),
         ("top-2", LOGIT, Y2, "logits", OF_OTHERS),
         ("top-3", QUESTIONS, ANSWERS, "logits", OF_OTHERS),
         ("auroc:micro", X, Y, "classes", OF_OTHERS),
         ("mae", X, Y, "classes", OF_OTHERS),
-        ("perplexity", PRICES, PAID, "numbers", "needs one label for each place"),
     ],
 )
 def test_a_metric_that_cannot_be_of_these_outputs_says_so(

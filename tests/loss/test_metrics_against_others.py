@@ -12,7 +12,7 @@ from kit.metric_sums import metric_sums
 from torch import Tensor
 
 sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
-regression, text = late("torchmetrics.regression"), late("torchmetrics.text")
+regression = late("torchmetrics.regression")
 AVERAGES = ("macro", "micro", "weighted", "none")
 KINDS = {"precision": "Precision", "recall": "Recall", "f1": "F1Score"}
 CASES = range(12)
@@ -127,7 +127,7 @@ def test_several_questions(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_and_perplexity(case: int) -> None:
+def test_numbers(case: int) -> None:
     draw, outputs = drawn(case, 4 + case, 2)
     targets = outputs + torch.randn(outputs.shape, generator=draw)
     if case % 3 == 0:
@@ -135,11 +135,6 @@ def test_numbers_and_perplexity(case: int) -> None:
     kinds = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
     wanted = {n: getattr(regression, k)()(outputs.double(), targets.double()) for n, k in kinds.items()}
     agree(wanted, outputs, targets, "numbers")
-    _, scores = drawn(case, 5, 4, 3)
-    labels = torch.randint(0, 4, (5, 3), generator=draw)
-    labels[:, 0] = -1
-    truth = text.Perplexity(ignore_index=-1)(scores.double().transpose(1, 2), labels)
-    agree({"perplexity": truth}, scores, labels, "classes", -1)
 
 
 def test_r2_of_large_and_of_small_numbers_is_exact() -> None:

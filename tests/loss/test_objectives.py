@@ -80,17 +80,27 @@ def test_distillation_from_a_frozen_teacher(microbatch: int | None) -> None:
 
 
 @pytest.mark.parametrize("microbatch", [None, 10])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_prior_and_a_term_of_its_outputs_are_added_to_an_objective(first: bool, microbatch: int | None) -> None:
+def test_an_objective_has_a_prior_and_a_term_of_ours_of_its_outputs(microbatch: int | None) -> None:
+    prior_of, other_of = hr.L2Prior(0.2), 0.5 * hr.CrossEntropy(label_smoothing=0.1, target="z")
+
+    class More(Distil):
+        def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
+            terms = super().terms(model, batch)
+            terms["cross_entropy"] = other_of.term(model, terms.outputs, batch)
+            if model.training:
+                terms["l2_prior"] = prior_of.term(model, None, batch)
+            return terms
+
+        def weights(self, batch: hr.Batch) -> dict[str, Any]:
+            return {}
+
     torch.manual_seed(2)
     teacher, ours = net(8, 32, 4), net(8, 4)
     raw = net(8, 4)
     raw.load_state_dict(ours.state_dict())
-    more = hr.L2Prior(0.2) + 0.5 * hr.CrossEntropy(label_smoothing=0.1, target="z")
-    loss = Distil(teacher) + more if first else more + Distil(teacher)
     data = {"x": X, "y": Y, "z": Y.flip(0)}
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    trainer = hr.Trainer(ours, loss, optimizer, microbatch=microbatch, inputs="x", metrics="accuracy")
+    trainer = hr.Trainer(ours, More(teacher), optimizer, microbatch=microbatch, inputs="x", metrics="accuracy")
     losses = {name: float(value) for name, value in trainer.step(data).items()}
     trainer.release()
     student, target = raw(X), teacher(X).log_softmax(dim=1)
@@ -110,7 +120,7 @@ def test_a_prior_and_a_term_of_its_outputs_are_added_to_an_objective(first: bool
     assert "val/loss/l2_prior" not in trainer.validate(data)
 
 
-def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior_added() -> None:
+def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior() -> None:
     class Scaled(hr.Objective, nn.Module):
         def __init__(self) -> None:
             nn.Module.__init__(self)
@@ -118,23 +128,32 @@ def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior_ad
 
         def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
             loss = F.cross_entropy(self.scale * self.call(model, batch), batch["y"], reduction="sum")
-            return {"scaled": hr.Term(loss, float(batch.rows))}
+            prior = hr.L2Prior(0.1).term(model, None, batch)
+            return {"scaled": hr.Term(loss, float(batch.rows)), "l2_prior": prior}
 
     model, objective = nn.Linear(8, 4), Scaled()
     optimizer = torch.optim.SGD([*model.parameters(), *objective.parameters()], lr=0.1)
-    trainer = hr.Trainer(model, objective + hr.L2Prior(0.1), optimizer)
+    trainer = hr.Trainer(model, objective, optimizer)
     losses = trainer.step((X, Y))
     trainer.release()
     assert float(losses["total_loss"]) == pytest.approx(float(losses["scaled"] + losses["l2_prior"]))
     assert objective.scale.item() != 1
-    with pytest.raises(
-        hr.ConfigError, match=r"'mse' is of the model's outputs, and Scaled.terms\(\) does not show them"
-    ):
-        hr.Trainer(model, Scaled() + hr.MSE(), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
-    with pytest.raises(hr.ConfigError, match="'scaled' is a term of Scaled already"):
-        hr.Trainer(model, Scaled() + hr.L2Prior(1.0, name="scaled"), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
-    with pytest.raises(hr.ConfigError, match="unknown stream 'age'"):
-        hr.Trainer(model, Scaled() + hr.MSE(target="age"), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b", "c"]])
+def test_weights_of_other_terms_than_there_are_is_refused(names: list[str]) -> None:
+    class Unlike(hr.Objective):
+        splits = True
+
+        def weights(self, batch: hr.Batch) -> dict[str, float]:
+            return dict.fromkeys(names, float(batch.rows))
+
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            loss = F.cross_entropy(self.call(model, batch), batch["y"], reduction="sum")
+            return dict.fromkeys("ab", hr.Term(loss, float(batch.rows)))
+
+    with pytest.raises(hr.ConfigError, match=rf"gives {', '.join(names)}, and terms\(\) gives a, b\."):
+        hr.Trainer(nn.Linear(8, 4), Unlike(), partial(torch.optim.SGD, lr=0.1), microbatch=4).step((X, Y))
 
 
 DATA = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}

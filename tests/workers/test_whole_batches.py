@@ -34,15 +34,16 @@ class Whole(InfoNCE):
 
 
 class Squares(hr.Objective):
-    """A sum over rows, declared to be one."""
+    """A sum over rows and a prior, declared to be one."""
 
     splits = True
 
     def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
-        return {"far": hr.Term((model(batch["x"]) - batch["y"]).square().sum(), float(batch.rows))}
+        far = hr.Term((model(batch["x"]) - batch["y"]).square().sum(), float(batch.rows))
+        return {"far": far, "prior": hr.L2Prior(1).term(model, None, batch)}
 
 
-LOSSES: list[Callable[[], Any]] = [lambda: info_nce, InfoNCE, Whole, lambda: InfoNCE() + hr.L2Prior(0.1)]
+LOSSES: list[Callable[[], Any]] = [lambda: info_nce, InfoNCE, Whole]
 
 
 def trainer(loss: Callable[[], Any], **options: Any) -> hr.Trainer:
@@ -81,9 +82,7 @@ def test_microbatches_of_such_a_loss_are_refused(loss: Callable[[], Any]) -> Non
         trainer(loss).microbatch = 4
 
 
-@pytest.mark.parametrize(
-    "loss", [lambda: hr.RowMean(nn.functional.l1_loss), Squares, lambda: Squares() + hr.L2Prior(1)]
-)
+@pytest.mark.parametrize("loss", [lambda: hr.RowMean(nn.functional.l1_loss), Squares])
 def test_what_is_declared_to_be_a_sum_over_rows_is_shared(loss: Callable[[], Any]) -> None:
     one, two = hr.launch(fit, loss), hr.launch(fit, loss, workers=2)
     assert torch.allclose(one["weight"], two["weight"], rtol=0, atol=1e-12)

@@ -22,7 +22,7 @@ OF_CLASSES = ("accuracy", "error", "top-k", "precision", "recall", "f1", "auroc"
 OF_NUMBERS = ("mae", "mse", "r2")
 OF_ANSWERS = ("accuracy", "error", "top-k")
 """Those that count right answers."""
-WITHOUT_AVERAGE = (*OF_NUMBERS, "perplexity", "confusion")
+WITHOUT_AVERAGE = (*OF_NUMBERS, "confusion")
 _AVERAGES = ("macro", "micro", "weighted", "none")
 
 
@@ -44,7 +44,7 @@ class NamedMetric:
             if not top.isdigit() or not int(top):
                 raise ConfigError(f"metric {text!r}: say how many, as in 'top-3'.")
             base = "top-k"
-        known = (*OF_CLASSES, *OF_NUMBERS, "perplexity")
+        known = (*OF_CLASSES, *OF_NUMBERS)
         if base not in known:
             raise ConfigError(unknown("metric", text, known))
         averages = {"iou": ("macro", "none")}.get(base, () if base in WITHOUT_AVERAGE else _AVERAGES)
@@ -57,8 +57,7 @@ class NamedMetric:
     @cached_property
     def quantity(self) -> str:
         """What is added up for it; metrics that need the same share it."""
-        found = {"mae": "errors", "mse": "errors", "r2": "variances", "perplexity": "surprise"}
-        found |= {"auroc": "scores", "confusion": "tables"}
+        found = {"mae": "errors", "mse": "errors", "r2": "variances", "auroc": "scores", "confusion": "tables"}
         if self.base in OF_ANSWERS and self.average in (None, "micro"):
             return f"right:{self.top}"
         return found.get(self.base, f"counts:{self.top}")
@@ -101,8 +100,6 @@ class NamedMetric:
 
     def value(self, task: Task, sums: Sums) -> float | Tensor:
         """The metric of the rows that have been added up."""
-        if self.base == "perplexity":
-            return (sums[0] / sums[1]).exp()
         if self.base in ("mae", "mse"):
             return sums[self.base == "mse"] / sums[2]
         if self.base == "r2":
@@ -180,7 +177,7 @@ def check_reads(metrics: Iterable[NamedMetric], outputs: Tensor, targets: Tensor
     columns = outputs.shape[1] if are_indices(outputs, targets) else 0
     for metric in metrics:
         base = metric.base
-        if base in OF_NUMBERS or (columns and base != "perplexity" and (base != "auroc" or columns == 2)):
+        if base in OF_NUMBERS or (columns and (base != "auroc" or columns == 2)):
             continue
         wanted = "'classes' or 'class probabilities'" if columns else "'logits' or 'probabilities'"
         raise ConfigError(
@@ -281,26 +278,11 @@ def _explained(sums: Sums) -> Tensor:
     return shares.mean() if int(rows) > 1 else torch.full_like(rows, torch.nan)
 
 
-def _surprise(task: Task, outputs: Tensor, targets: Tensor) -> Sums:
-    """Minus the logarithms of the probabilities of the labels that count, and how many there are."""
-    if task.size < 2 or targets.is_floating_point() or targets.dim() != outputs.dim() - 1:
-        raise DataError(
-            f"metric 'perplexity' needs one label for each place and outputs with a column for each class, got "
-            f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}."
-        )
-    counts = task.counted(targets)
-    logarithms = outputs.double().log_softmax(dim=1) if task.logits else outputs.double().log()
-    labels = torch.where(counts, targets, 0).long()
-    found = -logarithms.gather(1, labels.unsqueeze(1)).squeeze(1)
-    return [found[counts].sum(), counts.sum()]
-
-
 _MEASURES: dict[str, Callable[[Task, Tensor, Tensor], Sums]] = {
     "tables": _tabulate,
     "scores": _score,
     "errors": _errors,
     "variances": _variances,
-    "surprise": _surprise,
 }
 
 

@@ -8,7 +8,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -98,11 +97,6 @@ class Objective(ABC):
 
     def check_order(self, streams: Sequence[str], others: Sequence[str], data: str) -> None:
         """Called before a training: raises if the streams of other data would reach the model in another order."""
-
-    def __add__(self, other: Loss | Sum) -> "Objective":
-        return WithTerms(self, as_list(other)) if isinstance(other, Loss | Sum) else NotImplemented
-
-    __radd__ = __add__
 
 
 class Supervised(Objective):
@@ -228,67 +222,6 @@ class Supervised(Objective):
         return outputs
 
 
-class WithTerms(Objective):
-    """An objective with terms of a loss added: priors, and terms of the outputs that it shows."""
-
-    reads = property(attrgetter("objective.reads"))
-    ignores = property(attrgetter("objective.ignores"))
-    compares = property(attrgetter("objective.compares"))
-
-    def __init__(self, objective: Objective, more: Sequence[Loss]) -> None:
-        self.objective, self.loss = objective, Losses.of(more)
-
-    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
-        found = terms_of(self.objective, model, batch)
-        outputs = found.outputs if isinstance(found, Terms) else None
-        losses, title = self.loss if model.training else self.loss.of_data, type(self.objective).__name__
-        if twice := [name for name in losses if name in found]:
-            raise ConfigError(f"{twice[0]!r} is a term of {title} already. Give the other one a name=.")
-        if outputs is None and (of_outputs := list(losses.of_data)):
-            raise ConfigError(
-                f"{of_outputs[0]!r} is of the model's outputs, and {title}.terms() does not show them. Return "
-                "hr.Terms with .outputs."
-            )
-        terms = {**found, **terms_of_outputs(losses, model, outputs, batch)}
-        if not isinstance(found, Terms):
-            return terms
-        joint = Terms(terms)
-        joint.outputs = outputs
-        return joint
-
-    def weights(self, batch: Batch) -> Mapping[str, Weight | None]:
-        known = self.objective.weights(batch)
-        return {**known, **self.loss.weights(batch)} if known else {}
-
-    def known(self, batch: Batch) -> Any:
-        return self.objective.known(batch), self.loss.known(batch)
-
-    def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        return self.objective.outputs(model, batch)
-
-    def scored(self, outputs: Any) -> Any:
-        return self.objective.scored(outputs)
-
-    def measured(self, name: str, target: str) -> Compared:
-        return self.objective.measured(name, target)
-
-    def check_order(self, streams: Sequence[str], others: Sequence[str], data: str) -> None:
-        self.objective.check_order(streams, others, data)
-
-    def bind(self, inputs: Inputs, target: str) -> None:
-        super().bind(inputs, target)
-        self.objective.bind(inputs, target)
-        self.loss.bind(target)
-
-    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.objective.prepare(streams, columns)
-        self.loss.of_data.check_streams([s.name for s in streams])
-
-    @property
-    def splits(self) -> bool:  # type: ignore[override]
-        return self.objective.splits and all(loss.splits for loss in self.loss.values())
-
-
 class NoLoss(Objective):
     """Replaces the missing loss of a trainer: all methods except those for `predict` raise an error."""
 
@@ -319,15 +252,11 @@ class ByTrainStep(Objective):
 
 def module_of(objective: Objective) -> nn.Module | None:
     """The objective as a module, if it is one too, with parameters of its own."""
-    while isinstance(objective, WithTerms):
-        objective = objective.objective
     return objective if isinstance(objective, nn.Module) else None
 
 
 def losses_of(objective: Objective) -> list[Loss]:
     """The terms of an objective that are losses of this library."""
-    if isinstance(objective, WithTerms):
-        return [*losses_of(objective.objective), *objective.loss.values()]
     return [*objective.loss.values()] if isinstance(objective, Supervised) else []
 
 

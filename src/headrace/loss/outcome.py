@@ -45,8 +45,6 @@ def as_outcome(result: Any, giver: str, batch: Batch) -> Outcome:
     Losses that come as numbers are means over the rows of the batch; of several, "total_loss" or "loss" is the whole,
     and the others are its parts. Outputs that come without a batch are of this one.
     """
-    if isinstance(result, Outcome) and _is_plain(result):
-        return result
     given = result.terms if isinstance(result, Outcome) else result
     if not isinstance(given, Mapping):
         raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(given).__name__}.")
@@ -99,14 +97,6 @@ def _mean(term: Term) -> Any:
     if isinstance(term.weight, Tensor):
         return torch.where(term.weight > 0, term.sum / term.weight, torch.zeros_like(term.weight, dtype=torch.float32))
     return term.sum / term.weight if term.weight else 0.0
-
-
-def _is_plain(outcome: Outcome) -> bool:
-    """Whether it is as an update leaves it."""
-    for term in outcome.terms.values():
-        if type(term) is not Term or term.times != 1.0:
-            return False
-    return _are_pairs(outcome.outputs)
 
 
 def _are_pairs(outputs: Any) -> bool:

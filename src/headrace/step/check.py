@@ -23,7 +23,7 @@ from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length, as_count
-from ..loss.objective import ByTrainStep, Objective, Supervised, WithTerms, scoring
+from ..loss.objective import ByTrainStep, Objective, Supervised, scoring
 
 SCAN_ROWS = 65536
 _AUTO: ContextVar[str] = ContextVar("device", default="auto")
@@ -204,8 +204,6 @@ def can_score(scorers: Mapping[str, Objective]) -> None:
 
 def _unsplit(objective: Objective) -> list[str]:
     """The names of the terms that do not declare `splits`, or the class of an objective of the user's that does not."""
-    if isinstance(objective, WithTerms):
-        return [*_unsplit(objective.objective), *(name for name, loss in objective.loss.items() if not loss.splits)]
     if isinstance(objective, Supervised):
         return [name for name, loss in objective.loss.items() if not loss.splits]
     return [] if objective.splits else [type(objective).__name__]
