@@ -196,7 +196,7 @@ UPDATES = [
     ),
     _fault(
         "a forward pass for weights draws random numbers",
-        "with torch.no_grad(), _untouched(self.buffers, self.device):",
+        "with torch.no_grad(), self.buffers.unchanged(self.device):",
         "with torch.no_grad():",
         "step/test_splits.py",
     ),

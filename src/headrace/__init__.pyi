@@ -15,8 +15,8 @@ from .adapters.samples import from_dataset as from_dataset
 from .app.pretrained import save_pretrained as save_pretrained
 from .app.recipe import Recipe as Recipe
 from .app.recipe import load as load
-from .arena.master import MasterWeights as MasterWeights
-from .arena.momentum import MomentumSGD as MomentumSGD
+from .arena.own_optimizers import MasterWeights as MasterWeights
+from .arena.own_optimizers import MomentumSGD as MomentumSGD
 from .data.arrays import ArrayTable as ArrayTable
 from .data.batch import Batch as Batch
 from .data.batch import Stream as Stream

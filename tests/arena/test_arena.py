@@ -212,8 +212,14 @@ def test_a_group_added_meanwhile_is_trained_as_in_the_raw_loop() -> None:
         trainer.step((X, Y))
         raw.zero_grad()
         update(raw, by_hand)
+    saved = trainer.updates.state_dict()["optimizers"][""]["names"]
     trainer.release()
     assert same(raw, ours)
+    assert (
+        saved
+        == trainer.updates.state_dict()["optimizers"][""]["names"]
+        == [["2.weight", "2.bias"], ["0.weight", "0.bias"]]
+    )
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
 
 

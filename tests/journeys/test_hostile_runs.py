@@ -140,7 +140,7 @@ ONE: list[tuple[str, tuple[Any, ...], Any, str, str]] = [
     (WORKER, ("counters",), {}, "resume", "rank-00000.json has 'counters', which is no part of a training's state"),
     (TRAINER, ("step", "optimizers", "", "groups", 0, "lr"), "x", "resume", "groups/0/lr is not a number: 'x'"),
     (TRAINER, ("step", "optimizers", "", "groups", 0, "betas"), [1, "x"], "resume", "group 0/betas/1 is not a number"),
-    (TRAINER, ("step", "optimizers", "", "groups", 0, "betas"), [], "resume", "hyperparameters, group 0, make no upd"),
+    (TRAINER, ("step", "optimizers", "", "groups", 0, "betas"), [], "resume", "saved hyperparameters make no update"),
     (TRAINER, ("step", "optimizers", "", "state", "0.bias", "step"), {}, "resume", "of '0.bias' has no 'step' of use"),
     (TRAINER, ("callbacks", "EarlyStopping", "reference"), "x", "resume", "EarlyStopping cannot take back the state"),
     (WORKER, ("rng",), {}, "resume", "rank-00000.json: rng has no 'python'"),

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
 from itertools import groupby
 from operator import is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from ..errors import ModelError
-from .joint import kind_of, owners_of
 from .optimizer import SHAPED, OptimizerHooks, by_name, is_elementwise
+from .own_optimizers import kind_of, owners_of
 from .sharding import local
 from .vectors import (
     Slot,
@@ -33,6 +32,7 @@ from .vectors import (
     unpack_state,
 )
 
+Result = TypeVar("Result")
 Reduce = Callable[["Arena", Sequence[bool]], Sequence[bool]]
 
 JOINED = 1 << 16
@@ -58,7 +58,7 @@ class Arena:
         largest: int | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self._model = optimizer, model
         self._original = [list(group["params"]) for group in optimizer.param_groups]
         places = owners(model)
         self.names = names_of(optimizer, places)
@@ -90,7 +90,7 @@ class Arena:
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._filled = False
-        self._lent: list[list[nn.Parameter]] = []  # the parameters of each group, while the optimizer has vectors
+        self._params_by_group: list[list[nn.Parameter]] = []  # while the optimizer has vectors
         self._list_segments()
         self.hooks = OptimizerHooks(optimizer, self, release or self.release)
 
@@ -227,9 +227,9 @@ class Arena:
         One thing at a time: gradients go first, so that never more than one vector exists twice. What has strayed
         keeps what it has become.
         """
-        self.hand_back()  # where a step was interrupted
+        self.give_parameters()  # where a step was interrupted
         self._adopt_new_groups()
-        kept = {p: p.grad.clone() for p in self.params if self.hooks.is_shown and p.grad is not None}
+        kept = {p: p.grad.clone() for p in self.params if self.hooks.has_hooks and p.grad is not None}
         self.discard()
         for vector in self.vectors:
             vector.gradients = vector.room = torch.empty(0)
@@ -281,36 +281,35 @@ class Arena:
         self.proven = True
         return _present([*(segment.handle for segment in self._segments), *self.loose])
 
-    def look_again(self) -> None:
-        """After hooks of the optimizer, which may have exchanged gradients, or taken them away."""
+    def collect_again(self) -> None:
+        """As `collect`, after hooks of the optimizer, which may have exchanged gradients or taken them away."""
         self._settle(self._copy_strays([True] * len(self._slots)), plain=True)
 
-    def hand_over(self) -> None:
+    def give_vectors(self) -> None:
         """Gives the optimizer the vectors in place of the parameters, for a step."""
         groups = self.optimizer.param_groups
-        self._lent = self._lent or [group["params"] for group in groups]
+        self._params_by_group = self._params_by_group or [group["params"] for group in groups]
         for group, handles in zip(groups, self._handles, strict=False):
             group["params"] = handles
 
-    def hand_back(self) -> None:
+    def give_parameters(self) -> None:
         """Gives the optimizer its parameters back after a step."""
-        for group, params in zip(self.optimizer.param_groups, self._lent, strict=False):
+        for group, params in zip(self.optimizer.param_groups, self._params_by_group, strict=False):
             group["params"] = params
-        self._lent = []
+        self._params_by_group = []
 
-    @contextmanager
-    def handed(self) -> Iterator[None]:
-        """While this lasts, the optimizer has the vectors."""
+    def with_vectors(self, call: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
+        """Calls a function while the optimizer has the vectors."""
         try:
-            self.hand_over()
-            yield
+            self.give_vectors()
+            return call(*arguments, **keywords)
         finally:
-            self.hand_back()
+            self.give_parameters()
 
     def look_at_groups(self) -> None:
         """Raises if an optimizer has other parameters than when it was homed, but for groups that were added."""
         self._adopt_new_groups()
-        groups = self._lent or [group["params"] for group in self.optimizer.param_groups]
+        groups = self._params_by_group or [group["params"] for group in self.optimizer.param_groups]
         pairs = zip(groups, self._original, strict=False)
         if len(groups) < len(self._original) or any(
             len(now) != len(before) or not all(map(is_, now, before)) for now, before in pairs
@@ -327,7 +326,8 @@ class Arena:
             self._handles.append(self._original[number])
             self.proven = False  # recordings know nothing of them
             self.loose += group["params"]
-            self.names |= {p: f"optimizer[{number}][{k}]" for k, p in enumerate(group["params"])}
+            names = names_of(self.optimizer, owners(self._model))
+            self.names |= {param: names[param] for param in group["params"]}
 
     def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
         """The optimizer's state of each parameter."""

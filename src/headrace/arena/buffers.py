@@ -1,6 +1,7 @@
 """A copy of a model's buffers, to undo a failed step."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,13 @@ class Buffers:
                 if buffer.tensor.numel() <= SMALL or buffer.tensor._version != buffer.version:
                     buffer.tensor.copy_(buffer.before)
                     buffer.version = buffer.tensor._version
+
+    @contextmanager
+    def unchanged(self, device: torch.device) -> Iterator[None]:
+        """Puts random numbers, and the buffers as they were saved, back after a pass that counts for nothing."""
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+        self.restore()
 
     def select(self, bad: Tensor) -> None:
         """As `restore` where the flag on the device is true, without a wait of the host."""

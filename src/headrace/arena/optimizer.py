@@ -16,8 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 from ..errors import CheckpointError, CorruptError
 from ..store.shape import check, like, maybe
 from . import flat
-from .joint import Joint, kind_of, owners_of, parts_of, put_to_rest, put_to_work
-from .momentum import MomentumSGD
+from .own_optimizers import Joint, MomentumSGD, kind_of, owners_of, parts_of, put_to_rest, put_to_work
 from .sharding import fitted, is_sharded
 
 if TYPE_CHECKING:
@@ -54,9 +53,9 @@ class OptimizerHooks:
         members = optimizer.members if isinstance(optimizer, Joint) else []
         self._members = [(member, vars(member).get("step"), _preparing(member, arena)) for member in members]
         self._patched = self._make_step()
-        self._ours = False
-        self.is_shown = False
-        """Whether a step is being made in which hooks of the user's are called."""
+        self._is_ours = False  # whether the step that is being made is one of the library's
+        self.has_hooks = False
+        """Whether hooks of the user's are called in the step that is being made."""
         self._handles = []
         for part in parts_of(optimizer):
             self._handles.append(part.register_state_dict_pre_hook(lambda _: release()))
@@ -76,8 +75,7 @@ class OptimizerHooks:
         """
         if vars(self._optimizer).get("step") is not self._patched or profiler_enabled():
             return None
-        with self._arena.handed():
-            return self._prepared()
+        return self._arena.with_vectors(self._prepared)
 
     def _prepared(self) -> Callable[[], Any] | None:
         own = self._prepare(self._by_torch)
@@ -90,17 +88,17 @@ class OptimizerHooks:
 
     def _by_torch(self) -> None:
         is_replaced = vars(self._optimizer).get("step") is not self._patched
-        with self.ours(), self._shown() if is_replaced else nullcontext():
+        with self.ours(), self._with_hooks() if is_replaced else nullcontext():
             self._optimizer.step()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
         """While this lasts, `optimizer.step()` is the library's own call."""
-        self._ours = True
+        self._is_ours = True
         try:
             yield
         finally:
-            self._ours = False
+            self._is_ours = False
 
     def restore_methods(self) -> None:
         """Gives the optimizer its own methods back."""
@@ -111,7 +109,7 @@ class OptimizerHooks:
         attributes = vars(self._optimizer)
         del attributes["zero_grad"]
         if attributes["step"] is not self._patched:
-            self._ours = True  # a schedule made meanwhile has wrapped it: it only passes calls on from now
+            self._is_ours = True  # a schedule made meanwhile has wrapped it: it only passes calls on from now
         elif self._outer is not None:
             attributes["step"] = self._outer
         else:
@@ -121,38 +119,41 @@ class OptimizerHooks:
         """A method of the optimizer, as schedules expect one that they can wrap."""
 
         def step(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
-            if not self._ours:
+            if not self._is_ours:
                 self._arena.collect()
             call = self._outer or MethodType(type(optimizer).step, optimizer)
-            with self._shown() if self._calls_others() else self._arena.handed():
+            if not self._calls_others():
+                return self._arena.with_vectors(call, *arguments, **keywords)
+            with self._with_hooks():
                 return call(*arguments, **keywords)
 
         vars(step).update(vars(self._outer) if self._outer is not None else {})
         return MethodType(step, self._optimizer)
 
     @contextmanager
-    def _shown(self) -> Iterator[None]:
-        """For a step whose hooks see the parameters: the optimizer has vectors between the last and the first one."""
+    def _with_hooks(self) -> Iterator[None]:
+        """For a step with hooks, which see the parameters: between the last one before and the first one after it the
+        optimizer has vectors."""
 
         def before(*_: object) -> None:
             if not self._is_restored:
-                self._arena.look_again()
-                self._arena.hand_over()
+                self._arena.collect_again()
+                self._arena.give_vectors()
 
         handles: list[Any] = []
         for part in parts_of(self._optimizer):
             handles.append(part.register_step_pre_hook(before))
-            handles.append(part.register_step_post_hook(lambda *_: self._arena.hand_back()))
+            handles.append(part.register_step_post_hook(lambda *_: self._arena.give_parameters()))
             hooks: Any = part._optimizer_step_post_hooks
             hooks.move_to_end(handles[-1].id, last=False)
-        self.is_shown = True
+        self.has_hooks = True
         try:
             yield
         finally:
-            self.is_shown = False
+            self.has_hooks = False
             for handle in handles:
                 handle.remove()
-            self._arena.hand_back()
+            self._arena.give_parameters()
 
     def _calls_others(self) -> bool:
         """Whether a step calls code of the user's: a hook, or a method that the object has itself."""
@@ -189,12 +190,8 @@ def _preparing(optimizer: Optimizer, arena: "Arena") -> Callable[[Callable[[], A
     plain, listeners = inspect.unwrap(method), _listeners(optimizer)
 
     def plainly() -> None:
-        try:
-            arena.hand_over()
-            with torch.no_grad():
-                plain(optimizer)
-        finally:
-            arena.hand_back()
+        with torch.no_grad():
+            arena.with_vectors(plain, optimizer)
 
     def prepared(by_torch: Callable[[], Any]) -> Callable[[], Any] | None:
         if not known or any(listeners) or type(optimizer).step is not method:
@@ -307,27 +304,24 @@ def _check_by_trial(optimizer: Optimizer, names: Named, saved: Mapping[str, Any]
 
     Torch's own optimizers only: what others do when they are made is not known.
     """
-    groups = list(zip(owners_of(optimizer), optimizer.param_groups, saved["groups"], strict=True))
+    every = list(zip(owners_of(optimizer), optimizer.param_groups, saved["groups"], strict=True))
     for part in parts_of(optimizer):
-        own = [(now, before) for owner, now, before in groups if owner is part]
-        if type(part).__module__.startswith("torch.optim."):
-            _check_part(part, own, names, saved["state"], what)
-
-
-def _check_part(
-    optimizer: Optimizer, groups: Sequence[tuple[Any, Any]], names: Named, saved: Mapping[str, Any], what: str
-) -> None:
-    """`_check_by_trial` for one optimizer, of whose groups each comes as it is now and as it was saved."""
-    for number, (now, before) in enumerate(groups):
-        check(before, {key: maybe(like(value)) for key, value in now.items()}, f"{what}, group {number}")
-    states = _states_of_trial(optimizer, [{**now, **before} for now, before in groups])
-    if states is None and _states_of_trial(optimizer, optimizer.param_groups) is not None:
-        raise CorruptError(f"{what} cannot go on: its saved hyperparameters make no update.")
-    for param, state in (states or {}).items():
-        stored = saved.get(names[param]) or {}
-        for key, value in state.items() if stored else ():
-            if key not in stored or not _is_like(stored[key], value, param):
-                raise CorruptError(f"{what} cannot go on: its saved state of {names[param]!r} has no {key!r} of use.")
+        if not type(part).__module__.startswith("torch.optim."):
+            continue
+        groups = [(now, before) for owner, now, before in every if owner is part]
+        for number, (now, before) in enumerate(groups):
+            check(before, {key: maybe(like(value)) for key, value in now.items()}, f"{what}, group {number}")
+        states = _states_of_trial(part, [{**now, **before} for now, before in groups])
+        if states is None and _states_of_trial(part, part.param_groups) is not None:
+            raise CorruptError(f"{what} cannot go on: its saved hyperparameters make no update.")
+        for param, state in (states or {}).items():
+            stored = saved["state"].get(names[param]) or {}
+            if bad := [
+                key for key, value in state.items() if stored and not _is_like(stored.get(key, ...), value, param)
+            ]:
+                raise CorruptError(
+                    f"{what} cannot go on: its saved state of {names[param]!r} has no {bad[0]!r} of use."
+                )
 
 
 def _states_of_trial(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .arena import Arena
-from .joint import parts_of
+from .own_optimizers import parts_of
 from .sharding import as_shard, fitted, is_sharded, local
 from .vectors import plain_name, view
 

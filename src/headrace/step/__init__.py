@@ -1,4 +1,4 @@
-"""The updates of a model, the arguments that they are made from, and passes over data that change nothing.
+"""The updates of a model, and the arguments that they are made from.
 
 An update is forward, backward, reduce, clip, optimize; a guard undoes one that is not finite. It calls `store`, `data`,
 `formats`, `adapters`, `loss`, `arena` and `workers`.

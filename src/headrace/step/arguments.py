@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
 from ..adapters.loaders import hugging_kind
-from ..arena.joint import joined, kind_of, parts_of
+from ..arena.own_optimizers import joined, kind_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding
 from ..data.maps import owned

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..arena.vectors import plain_name
-from ..loss.objective import Objective, Supervised, WithTerms, losses_of
+from ..loss.objective import Objective, Supervised, losses_of
 from ..store.codec import is_stored
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -97,8 +97,6 @@ def _held_by(objectives: Iterable[Objective]) -> Iterator[Any]:
             held = getattr(function, "__self__", function)
             if isinstance(held, nn.Module):
                 yield held
-        while isinstance(objective, WithTerms):
-            objective = objective.objective
         if not isinstance(objective, Supervised | nn.Module):
             yield objective
             yield from (value for value in vars(objective).values() if isinstance(value, nn.Module))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
-from ..arena.joint import kind_of
+from ..arena.own_optimizers import kind_of
 from ..length import Length
 from ..workers.synchronous import Synchronous
 

@@ -141,8 +141,7 @@ class DeviceGuard(Guard):
         if weights:
             made &= torch.stack([self._on_device(weight) != 0 for weight in weights]).any()
         update.buffers.select(~made)
-        with update.arena.handed():
-            skips = skips_on_device(update.arena.optimizer)
+        skips = update.arena.with_vectors(skips_on_device, update.arena.optimizer)
         if not skips or update.arena.hooks.prepared() is None:
             return bool(made)
         update.arena.optimizer.found_inf = (~made).float()  # type: ignore[attr-defined]

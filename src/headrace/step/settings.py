@@ -1,8 +1,8 @@
 """How every update of a training is made, in which number formats, and which parts of a model are compiled."""
 
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -145,8 +145,7 @@ class Precision:
     def unscale(self, arena: Arena, gradients: Sequence[Tensor]) -> None:
         """Takes the scale out of the optimizer's gradients again, if there are any; `step` has to follow."""
         if self._scaler is not None and gradients:
-            with arena.handed():
-                self._scaler.unscale_(arena.optimizer)
+            arena.with_vectors(self._scaler.unscale_, arena.optimizer)
 
     def step(self, arena: Arena, gradients: Sequence[Tensor]) -> None:
         """The update; a scaled one is left out, and the scale lowered, when its gradients overflowed."""
@@ -165,6 +164,45 @@ class Precision:
                 "the fp16 loss scale fell below 1: the gradients are not finite, whatever the scale. "
                 "Lower the rate, use clip_norm=, or precision='bf16'."
             )
+
+
+@contextmanager
+def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
+    """Train or eval mode for a while; every module gets its own mode back.
+
+    A model that is in train mode keeps the modules that its owner has put in eval mode. A `train` or an `eval` of the
+    user's own is called, as a loop calls it: it may keep a layer in eval mode, or change weights.
+    """
+    before = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        if not training:
+            model.eval()
+        elif not model.training:
+            model.train()
+        elif any(map(_has_own_mode, model.modules())):
+            rests = [module for module in model.modules() if not module.training]
+            model.train()
+            _put_back((module, False) for module in rests)
+    try:
+        yield
+    finally:
+        _put_back(before)
+
+
+def _put_back(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Gives modules these modes, each module before those in it."""
+    for module, was in modes:
+        if module.training is was:
+            continue
+        if _has_own_mode(module):
+            module.train(was)
+        else:
+            module.training = was
+
+
+def _has_own_mode(module: nn.Module) -> bool:
+    """Whether its `train` is not torch's."""
+    return getattr(module.train, "__func__", None) is not nn.Module.train
 
 
 Patterns = str | Sequence[str]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,13 @@ from ..data.batch import Batch
 from ..errors import ConfigError, HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
 from ..loss.metrics import check_outputs
-from ..loss.objective import Objective, Terms, terms_of
+from ..loss.objective import Objective, Supervised, Terms, terms_of
 from ..loss.outcome import Outcome
 from ..store.rng import capture_torch, restore_torch
 from .guard import Scalar, first_not_finite
 from .parts import Parts
-from .passes import Divide, Eager, Pass, Replay, SharedPass, Split, Weights
+from .passes import Divide, Eager, Pass, Replay, ShardedPass, SharedPass, Split, Weights
 from .settings import draws_random, single_row_error
-from .sharded_pass import ShardedPass
 from .shared_terms import SharedTerms
 from .tape.tapes import Tapes
 
@@ -173,12 +172,8 @@ class Update:
         divisors: Weights = {name: read(term.weight) for name, term in terms.items()}
         if divide is not None:
             divisors = divide(divisors)
+            self._check_names(terms, divisors)
         for name, term in terms.items():
-            if name not in divisors:
-                raise ConfigError(
-                    f"{type(self.objective).__name__}.weights() gives {', '.join(divisors)}, and terms() {name!r}, "
-                    "too. They must have the same names; where only the forward pass can tell, leave weights() out."
-                )
             weight = divisors[name]
             if term.coefficient and (isinstance(weight, Tensor) or weight) and name in trained:
                 seeds[name] = self._seed(term, 1.0 if term.summed else weight)
@@ -188,6 +183,16 @@ class Update:
             else:
                 sums[name] = Term(total, weight, term.coefficient, counts=term.counts, summed=term.summed)
         return seeds
+
+    def _check_names(self, terms: Mapping[str, Term], weights: Weights) -> None:
+        """Raises unless terms and weights have the same names. Ours leave priors out if the model is in eval mode."""
+        known = isinstance(self.objective, Supervised) and terms.keys() <= weights.keys()
+        if terms.keys() != weights.keys() and not known:
+            raise ConfigError(
+                f"{type(self.objective).__name__}.weights() gives {', '.join(weights)}, and terms() gives "
+                f"{', '.join(terms)}. They must have the same names; where only the forward pass can tell, leave "
+                "weights() out."
+            )
 
     def _seed(self, term: Term, weight: Scalar) -> Tensor:
         """What the backward pass of a term starts from: its part in the loss, over the weight of the update."""
@@ -212,7 +217,7 @@ class Update:
         """The weights of each microbatch; by a forward pass that leaves no trace where nothing else can tell."""
         found = [dict(self.objective.weights(part)) for part in parts]
         if not found[0] or any(weight is None for weights in found for weight in weights.values()):
-            with torch.no_grad(), _untouched(self.buffers, self.device):
+            with torch.no_grad(), self.buffers.unchanged(self.device):
                 found = [{name: term.weight for name, term in self.forward(part).items()} for part in parts]
         read = self.guard.read
         return [{name: read(weight) for name, weight in weights.items()} for weights in found]  # type: ignore[arg-type]
@@ -384,11 +389,3 @@ class Made:
             self._step = update.arena.hooks.prepared()
             if self._step is None:  # the optimizer's step calls code of the user's
                 update.touched()
-
-
-@contextmanager
-def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
-    """Random state and buffers afterwards as before."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    buffers.restore()

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
-from ..arena.joint import Joint, kind_of, refuse_missing, release_elsewhere
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
+from ..arena.own_optimizers import Joint, kind_of, refuse_missing, release_elsewhere
 from ..arena.replica import Replica
 from ..arena.sharding import local
 from ..arena.vectors import names_of, owners, plain_name
@@ -36,7 +36,6 @@ LARGEST_PACKED = 1 << 16
 packing saves."""
 CHECK_EVERY = 64
 """Updates between two checks of the weights. A check takes a twentieth of the time of a small update."""
-
 
 OutputGetter = Callable[[Any], Any]
 """Takes one output out of all that a model returned."""
@@ -197,8 +196,6 @@ class Updates:
 
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizers update, wherever it is stored."""
-        if self._each:
-            return [param for update in self._each for param in update.arena.names]
         return [param for group in groups_of(self.optimizers.values()) for param in group["params"]]
 
     def replica(self) -> Replica:
@@ -343,9 +340,8 @@ class Updates:
     def _refuse_weights(self, steps: str) -> None:
         """Raises if the optimizers have weights that are not finite, and were."""
         places = owners(self.model)
-        named = [update.arena.names for update in self._each]
-        named = named or [names_of(optimizer, places) for optimizer in self.optimizers.values()]
-        for (key, optimizer), names in zip(self.optimizers.items(), named, strict=True):
+        for key, optimizer in self.optimizers.items():
+            names = names_of(optimizer, places)
             found = self._unusual((name, local(param.detach())) for param, name in names.items())
             if bad := self.strategy.join_names(found):
                 rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups)

@@ -20,6 +20,7 @@ from ..watch.info import Info
 from ..workers.centered import Centered
 from ..workers.leased import Leased
 from ..workers.strategy import Strategy
+from ..workers.synchronous import join
 from .checkpoint import WorkerState
 from .resume import Resumed
 from .schedule import Rates
@@ -211,3 +212,9 @@ class AtCenter(Workers):
                 self._ask_to_stop(self._signals.why or self._info.stopping)
             self.strategy.leave()
         super().leave()
+
+
+def make_workers(strategy: Strategy | None, device: torch.device) -> Workers:
+    """The workers of a trainer: in step with each other, or each at its own pace."""
+    joined = join(strategy)
+    return (AtCenter if joined.centered else Workers)(joined, device)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..adapters.loaders import end_workers, generators_of, has_workers
-from ..arena.joint import parts_of
+from ..arena.own_optimizers import parts_of
 from ..data.source import Source
 from ..data.wrapped import rewound
 from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory

@@ -12,8 +12,9 @@ from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import Reader
 from ..errors import DataError
-from ..step import config, evaluate
+from ..step import config
 from ..step.arguments import deterministic_mode, groups_of, put_rate
+from ..step.settings import mode
 from ..step.signals import Interrupted
 from ..step.weights import encoding_of, remember_encoding
 from ..store import rng
@@ -44,7 +45,7 @@ class Loop:
         self._trainer, self._plan, self._info = trainer, plan, info
         self._checkpointer, self._workers = checkpointer, workers
         self._at = Session(trainer, plan, info, workers, checkpointer)
-        self._tasks = ScheduledTasks(trainer, plan, self._at, checkpointer, workers)
+        self._tasks = ScheduledTasks(self._at)
         self._guard, self._signals = trainer.updates.guard, trainer.signals
         info.scored = plan.scored
         self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
@@ -98,11 +99,12 @@ class Loop:
         self._signals.is_only_worker = info.is_only_worker = not self._workers.in_step
         info.leased, trainer.last_training.info = self._workers.strategy.centered, info
         if self._checkpointer.keeps and trainer.has_own_train_step:
-            trainer.last_training.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.all_modules)
+            known, log = trainer.optimizers.values(), self._checkpointer.log
+            trainer.last_training.unsaved = UnsavedOptimizers(known, trainer.all_modules, log)
         with (
             self._signals.listening(self._checkpointer.keeps),
             self._checkpointer,
-            evaluate.mode(trainer.all_modules, training=True),
+            mode(trainer.all_modules, training=True),
             deterministic_mode(trainer.deterministic),
         ):
             try:
@@ -308,8 +310,6 @@ class Loop:
         self._checkpointer.wait_for_first()
         if self._each_update or "on_step_end" in self._plan.callbacks.acting:
             self._trainer.updates.touched()
-        if self._trainer.last_training.unsaved is not None:
-            self._trainer.last_training.unsaved.warn(self._checkpointer.log)
         info.look_around(feed.macrobatch)
         self._tasks.common = False
         if feed.finished and batch.ends_epoch and at.initial is not None:

@@ -14,13 +14,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..arena.joint import parts_of
 from ..arena.optimizer import is_plain
+from ..arena.own_optimizers import parts_of
 from ..data.batch import Batch
 from ..errors import DataError
 from ..loss.outcome import Outcome, as_outcome
-from ..step import check, evaluate
+from ..step import check
 from ..step.arguments import batch_for, deterministic_mode
+from ..step.settings import mode
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -67,7 +68,7 @@ def step_by_hand(trainer: Trainer, given: Any, full_batch: bool, unchanged: bool
             last.streams = streams
         plain = not trainer.has_own_train_step and all(each.training for each in trainer.all_modules)  # and stays so
         with (
-            nullcontext() if plain else evaluate.mode(trainer.all_modules, training=True),
+            nullcontext() if plain else mode(trainer.all_modules, training=True),
             deterministic_mode(trainer.deterministic),
         ):
             outcome = updates.make(batch) if unchanged and plain else update(trainer, batch)
@@ -81,34 +82,31 @@ def step_by_hand(trainer: Trainer, given: Any, full_batch: bool, unchanged: bool
 class UnsavedOptimizers:
     """Finds optimizers that are stepped beside a trainer's own, and warns of those that a resumed run would miss."""
 
-    def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module]) -> None:
+    def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module], log: Callable[[str], None]) -> None:
         self._known: WeakSet[Optimizer] = WeakSet(part for each in saved for part in (each, *parts_of(each)))
-        self._modules = modules
-        self._messages: dict[str, bool] = {}  # and whether each is still to be given
+        self._modules, self._log = modules, log
+        self._told: set[str] = set()  # the warnings that were given
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For a while, finds the optimizers that this thread steps."""
-        thread = threading.get_ident()
+        """For a while, finds the optimizers that this thread steps; then warns of them once, and logs it."""
+        thread, found = threading.get_ident(), list[str]()
 
         def look(optimizer: Optimizer, *_: object) -> None:
             if optimizer not in self._known and threading.get_ident() == thread:
                 self._known.add(optimizer)
-                if message := self._describe(optimizer):
-                    self._messages.setdefault(message, True)
+                found.append(self._describe(optimizer))
 
         handle = register_optimizer_step_post_hook(look)
         try:
             yield
         finally:
             handle.remove()
-
-    def warn(self, log: Callable[[str], None]) -> None:
-        """Warns of the optimizers that have been found since the last call, and logs it."""
-        for message in [message for message, is_new in self._messages.items() if is_new]:
-            self._messages[message] = False
-            log(message)
-            warnings.warn(message, stacklevel=2)
+        for message in found:
+            if message and message not in self._told:
+                self._told.add(message)
+                self._log(message)
+                warnings.warn(message, stacklevel=2)
 
     def _describe(self, optimizer: Optimizer) -> str:
         """What is lost of an optimizer when a run is resumed; nothing if it is stateless and its weights are saved."""

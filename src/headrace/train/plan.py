@@ -1,25 +1,34 @@
-"""The data and the intervals of one training, checked before it begins."""
+"""What one training is given: its data, limits, intervals and callbacks, checked before it begins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..data.maps import check_independent_rows
 from ..data.reader import Reader
 from ..data.source import Source
 from ..data.wrapped import Epochs
 from ..errors import ConfigError
-from ..length import Length
+from ..length import Counters, Length, interval, limits
 from ..step import check
 from ..step.arguments import data_sets, source_on
 from ..step.weights import encoding_of
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile
+from ..watch.history import History
+from ..watch.info import Info
 from ..watch.progress import Progress
 from ..watch.tensorboard import TensorBoard
+from .checkpointer import Checkpointer
+from .runs import Run
+from .schedule import interval_of
+from .threads import ThreadHint
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -84,6 +93,62 @@ class Plan:
 
 def _names(source: Source) -> list[str]:
     return [stream.name for stream in source.streams]
+
+
+def prepare(
+    trainer: Trainer,
+    train: Any,
+    val: Any,
+    test: Any,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    samples: int | None = None,
+    minutes: float | None = None,
+    progress: str | bool,
+    validate_every: str | Length = "1 epoch",
+    log_every: str | Length = "1 epoch",
+    scan: bool = False,
+    callbacks: Sequence[Callback] = (),
+    run: str | Path | Run | None = None,
+) -> tuple[Plan, Info, Checkpointer, Workers]:
+    """What the loop of a training works with, once it has been checked as far as that can be before it begins."""
+    check.has_optimizer(trainer.optimizers, "a training")
+    trainer.find_workers()
+    check.can_split(trainer.objectives, None, trainer.workers.sharing)
+    if trainer.strategy.parts and trainer.has_own_train_step:
+        raise ConfigError(
+            "parts= cuts batches where the trainer updates, and this train_step is given the rows of a worker, whose "
+            "number would show in what it does. Use an Objective instead of train_step, or leave parts= out.",
+            argument="parts",
+        )
+    if trainer.strategy.parts:
+        check.fits_parts(trainer.microbatch, trainer.batch_sizes.largest, trainer.strategy.parts)
+    workers = trainer.workers
+    run = Run.of(run)
+    checkpointer = Checkpointer(workers.strategy, run)
+    source = train_source(trainer, train, resumes=True)
+    if trainer.strategy.parts and isinstance(source, Reader):
+        check_independent_rows(source.table, source.augmentation)
+    bounds = limits(epochs, steps, samples, minutes)
+    source = workers.source(source, trainer.batch_sizes.first, bounds)
+    if not workers.leads:
+        val, test, callbacks, progress = None, None, (), False
+    called = all_callbacks(
+        callbacks, progress, run.logs and checkpointer.keeps, ThreadHint(trainer), workers.comm.leader
+    )
+    others = [every for every in (checkpointer.every, interval_of(trainer.schedule)) if every is not None]
+    validated, tested = (
+        scored_sources(data, trainer.device, name, source) for data, name in ((val, "val"), (test, "test"))
+    )
+    every = interval(validate_every, "validate_every"), interval(log_every, "log_every")
+    plan = Plan(source, validated, tested, *every, called, others)
+    check.has_an_end(source, bounds, sized=trainer.batch_size is not None)
+    plan.check(trainer, scan)
+    if plan.scored and not trainer.has_own_evaluate_step:
+        check.can_score(trainer.eval_objectives)
+    info = Info(trainer, Counters(), bounds, History(), ("train", *plan.val), train=source)
+    return plan, info, checkpointer, workers
 
 
 def rows_of(source: Source) -> int | None:

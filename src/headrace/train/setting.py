@@ -24,7 +24,7 @@ MADE_WITH = (
 )
 """What stays as it was given."""
 OF_TRAINER = (
-    *("updates", "workers", "signals", "use", "last_training", "all_modules", "resume_settings", "made_with"),
+    *("updates", "workers", "signals", "use", "last_training", "all_modules", "resume_settings"),
     *("is_made", "batch_sizes", "find_workers", "work_with", "has_own_train_step", "has_own_evaluate_step"),
 )
 """Names of a trainer's own parts, by which others find them."""

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.source import Source
 from ..errors import ConfigError
-from ..step import evaluate
 from ..step.signals import Interrupted
 from ..store import rng
-from .checkpointer import Checkpointer
-from .passes import score
-from .plan import Plan
+from .passes import report, score
 from .session import Session
-from .workers import Workers
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
 """Hooks from which a number would come too late for the report of its step."""
@@ -27,9 +20,9 @@ AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
 class ScheduledTasks:
     """Does each thing once for a step, also where a training goes on from that step: its state knows what is done."""
 
-    def __init__(self, trainer: Trainer, plan: Plan, at: Session, checkpointer: Checkpointer, workers: Workers) -> None:
-        self._trainer, self._plan, self._at, self._info = trainer, plan, at, at.info
-        self._checkpointer, self._workers = checkpointer, workers
+    def __init__(self, at: Session) -> None:
+        self._at, self._trainer, self._plan, self._info = at, at.trainer, at.plan, at.info
+        self._checkpointer, self._workers = at.checkpointer, at.workers
         self.save = False
         """Whether a checkpoint is due."""
         self._put_off = False  # whether one waits for the end of the epoch
@@ -78,7 +71,7 @@ class ScheduledTasks:
             return False
         self._trainer.updates.settle()
         self.common = True
-        found = evaluate.report("train", self._at.tally, self._workers.trained)
+        found = report("train", self._at.tally, self._workers.trained)
         self._info.rates = self._workers.rates
         self._info.history.at(counters).update(found)
         return True

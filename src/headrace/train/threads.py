@@ -6,6 +6,7 @@ import copy
 import sys
 import time
 from contextlib import suppress
+from timeit import repeat
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,12 +75,7 @@ def _times(trainer: Trainer) -> tuple[float, float]:
     model = copy.deepcopy(trainer.model)
 
     def fastest() -> float:
-        seconds = []
-        for _ in range(_PASSES):
-            start = time.perf_counter()
-            objective.answers(model, batch).sum().backward()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
+        return min(repeat(lambda: objective.answers(model, batch).sum().backward(), number=1, repeat=_PASSES))
 
     try:
         with_all = fastest()

@@ -18,7 +18,7 @@ from ..loss.call import Inputs
 from ..loss.metrics import Metrics, Wanted
 from ..loss.objective import measured_by, module_of
 from ..loss.outcome import Outcome
-from ..step import check, config, evaluate
+from ..step import check, config
 from ..step.arguments import OptimizerLike, Optimizers, by_key, check_optimizers, scorers, stays_ordinary
 from ..step.guard import make_guard
 from ..step.settings import Patterns, Precision, Settings, change_in_place
@@ -31,9 +31,11 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.here import here
 from ..workers.strategy import Strategy
-from . import passes
+from . import loop, passes
+from .at_center import make_workers
 from .own_step import step_by_hand
-from .prepare import make_loop, make_workers
+from .plan import prepare
+from .predictions import predict
 from .runs import Run
 from .session import LastTraining
 from .setting import BetweenTrainings, OfUpdates, check_change, check_names, check_setting, check_strategy
@@ -127,7 +129,6 @@ class Trainer:
         augment: Callable[..., Any] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.made_with = arguments
         for name, value in arguments.items():
             check_setting(name, value)
         if threads is not None:
@@ -245,8 +246,8 @@ class Trainer:
         """Makes one update, and returns the losses by name: `total_loss` and every term.
 
         `batch`: a Batch, a tuple (x, y), a dict, or a Table, as of `hr.samples`; with `full_batch`, of `batch_size`
-        rows. `unchanged`: only rates, and weights in place, have changed since the last step, so that batches of one
-        macrobatch of an `hr.Feed` need less time. The model stays in its arena between calls; `release` takes it out.
+        rows. `unchanged` promises that only rates and values of weights have changed since the last step: batches of
+        one macrobatch of an `hr.Feed` then take less time. The model stays in its arena until `release` is called.
         """
         self.find_workers()
         return step_by_hand(self, batch, full_batch, unchanged)
@@ -266,8 +267,7 @@ class Trainer:
     def evaluate_step(self, batch: Batch) -> Outcome:
         """One batch of a validation. Override it as you override `train_step`."""
         check.is_batch(batch, "evaluate_step")
-        read, scored = self.updates.guard.read, bool(self.metrics)
-        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
+        return passes.measure(self, batch)
 
     @one_thread
     def release(self) -> None:
@@ -308,7 +308,7 @@ class Trainer:
         """What the model returns for every row, on the host; `callbacks` as in `validate`. Rows are in the order of the
         data; a Reader, a mix or a loader that shuffles gives them in its own order."""
         self.find_workers()
-        return passes.predict(self, data, batch_size, callbacks)
+        return predict(self, data, batch_size, callbacks)
 
     # --- trainings ----------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Trainer:
             run: the directory to save to and resume from, or `hr.Run(path, ...)`.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
-        for _ in make_loop(self, **options).run(each_step=False):
+        for _ in loop.Loop(self, *prepare(self, **options)).run(each_step=False):
             pass
         return self.history
 
@@ -360,7 +360,7 @@ class Trainer:
         goes on from there.
         """
         options = {"progress": False, **options}
-        return make_loop(self, train, val, test, **options).run(each_step=True)
+        return loop.Loop(self, *prepare(self, train, val, test, **options)).run(each_step=True)
 
     @one_thread
     def find_lr(self, train: Any, **options: Any) -> LrFinding:

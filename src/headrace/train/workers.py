@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from ..errors import ConfigError, NonFiniteError, WorkerError
 from ..length import Counters, Length
 from ..loss.metrics import Compared, Metrics
 from ..loss.tally import Tally
-from ..step.evaluate import Gather, gathered
 from ..step.signals import Signals
 from ..step.weights import tensors_of
 from ..watch.info import Best, Info
@@ -54,8 +52,6 @@ class Workers:
         """The part of every batch, and of data to be scored or predicted, that is this worker's."""
         self.times = self.comm.count if self.in_step and not strategy.joint else 1
         """How many times as large as a worker's update a batch of all workers is."""
-        self.gather: Gather | None = partial(gathered, self.comm, self.shard) if self.in_step else None
-        """Joins what several workers predict; `None` where one does it all."""
         self._rows = 0  # of this worker's, since `rate` was called, or data were scored
         self._since = self.comm.now()
         self._model: nn.Module | None = None

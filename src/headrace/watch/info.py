@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..length import Counters, Length, interval
 from ..loss.objective import Objective, Supervised
 from ..loss.tally import LossSums
-from ..step.evaluate import mode
+from ..step.settings import mode
 from ..store import rng
 from .history import History
 from .monitor import Expected, check_watched, mode_of, side_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...arena.momentum import MomentumSGD
+from ...arena.own_optimizers import MomentumSGD
 from ...data.batch import Batch
 from ...errors import CheckpointError, ConfigError, DataError, RunError, unknown
 from ...loss.base import Loss

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...arena.momentum import MomentumSGD as LearnRateInside
+from ...arena.own_optimizers import MomentumSGD as LearnRateInside
 from ...errors import ConfigError
 from ...train.trainer import Trainer as NativeTrainer
 from .costs import __getattr__ as __getattr__

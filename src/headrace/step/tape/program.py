@@ -34,7 +34,6 @@ class Program:
     backward: Callable[..., None]
     update: Callable[..., tuple[Any, ...]]
     """`update(seeds, *given)`: both at once, where the seeds are known before."""
-    lines: Sequence[str]
     nbytes: int
     """How much memory it keeps between two runs."""
     random: bool
@@ -103,7 +102,6 @@ class Builder:
             self._space["forward"],
             self._space["backward"],
             self._space["update"],
-            self._lines,
             self._nbytes,
             any(call.random for call in self._calls),
             {gradient.data_ptr() for gradient, k in self._direct.values() if k in self._added},
@@ -138,7 +136,7 @@ class Builder:
         """One operation: runs it, and writes the line that does."""
         if k in self._added:
             return
-        function, made = call.function, list(call.made())
+        function, made = call.function, call.made()
         args, kwargs = self._real(call.args), self._real(call.kwargs)
         if call.writes and all(value in call.values() for value in made):
             function(*args, **kwargs)

@@ -1,14 +1,14 @@
 """Records a pass: every operation as torch dispatches it, and where its arguments come from."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 _UNKNOWN_SIZE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -54,11 +54,11 @@ class Operation:
     results: Any
     writes: list[TapeTensor] = field(default_factory=list)
 
-    def values(self) -> Iterator[TapeTensor]:
+    def values(self) -> list[TapeTensor]:
         """The tensors among the arguments."""
         return _values([self.args, self.kwargs])
 
-    def made(self) -> Iterator[TapeTensor]:
+    def made(self) -> list[TapeTensor]:
         """The tensors among the results."""
         return _values(self.results)
 
@@ -117,7 +117,7 @@ class Recording(TorchDispatchMode):
         if weights and len(terms) > 1:
             self.problem = self.problem or "the weights of several terms depend on what is in a batch"
         self.numbers = self._known_values([term.sum for term in terms.values()] + weights)
-        self.outputs = self._known_values(tree_flatten(outputs)[0])
+        self.outputs = self._known_values(tree_leaves(outputs))
 
     def begin_backward(self, seeded: Sequence[str], seeds: Sequence[Tensor]) -> None:
         """The backward pass begins with these terms."""
@@ -168,10 +168,10 @@ class Recording(TorchDispatchMode):
         if not _UNKNOWN_SIZE.isdisjoint(function.tags) and not _is_lookup(function, args):
             self.problem = f"{_name(function)} reads a number, or makes a size of one"
             return function(*args, **kwargs)
-        spec, named = self._spec(args), self._spec(kwargs)
+        spec, named = tree_map(self._spec, (args, kwargs))
         if not self.seeds and any(value.root in self._gradients for value in _values([spec, named])):
             self.problem = self.problem or "the forward pass reads a gradient"
-        before = _tensors([args, kwargs])
+        before = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         results = function(*args, **kwargs)
         seen_anew = torch.Tag.inplace_view in function.tags  # as `transpose_`: the same memory
         if seen_anew and not self.problem and (not _is_made(spec[0]) or _name(function).startswith(("resize", "set"))):
@@ -203,20 +203,14 @@ class Recording(TorchDispatchMode):
 
     def _spec(self, given: Any) -> Any:
         """Arguments with a value for each tensor."""
-        if isinstance(given, Tensor):
-            value = self.value_of(given)
-            if value is None:
-                self.problem = f"it uses a tensor of shape {list(given.shape)} that comes from elsewhere"
-            return value
-        if isinstance(given, tuple):
-            return tuple(map(self._spec, given))
-        if isinstance(given, list):
-            return list(map(self._spec, given))
-        if isinstance(given, dict):
-            return {key: self._spec(each) for key, each in given.items()}
         if isinstance(given, torch.Generator):
             self.problem = "it draws from a random generator of its own"
-        return given
+        if not isinstance(given, Tensor):
+            return given
+        value = self.value_of(given)
+        if value is None:
+            self.problem = f"it uses a tensor of shape {list(given.shape)} that comes from elsewhere"
+        return value
 
     def _results(self, results: Any, before: Sequence[Tensor]) -> Any:
         if isinstance(results, Tensor):
@@ -261,23 +255,8 @@ def _argument(call: Operation, position: int, name: str) -> Any:
     return value if isinstance(value, TapeTensor) else None
 
 
-def _values(spec: Any) -> Iterator[TapeTensor]:
-    if isinstance(spec, TapeTensor):
-        yield spec
-    elif isinstance(spec, tuple | list):
-        for each in spec:
-            yield from _values(each)
-    elif isinstance(spec, dict):
-        for each in spec.values():
-            yield from _values(each)
-
-
-def _tensors(given: Any) -> list[Tensor]:
-    if isinstance(given, Tensor):
-        return [given]
-    if isinstance(given, dict):
-        given = list(given.values())
-    return [tensor for each in given for tensor in _tensors(each)] if isinstance(given, tuple | list) else []
+def _values(spec: Any) -> list[TapeTensor]:
+    return [each for each in tree_leaves(spec) if isinstance(each, TapeTensor)]
 
 
 def _name(function: Any) -> str:

@@ -1,4 +1,4 @@
-"""Several optimizers that share an update, as one: `optimizer=[muon, adamw]`."""
+"""Optimizers of this library: several as one, one with copies in single precision, and one with older momentum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, ModelError
-from .master import MasterWeights
+
+COPIED = tuple(getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"))
+"""Optimizers that update each element by itself, and begin their state in a step."""
 
 _RELEASE = "_headrace_release"
 """The attribute of an optimizer at work that makes it ordinary again."""
@@ -152,3 +154,88 @@ def _place(members: Sequence[Optimizer], number: int) -> str:
 def owners_of(optimizer: Optimizer) -> list[Optimizer]:
     """Which optimizer steps each group of this one."""
     return optimizer.owners if isinstance(optimizer, Joint) else [optimizer] * len(optimizer.param_groups)
+
+
+class MasterWeights(Optimizer):
+    """Updates parameters in bf16 or fp16 by another optimizer, which works on copies of them in fp32.
+
+    `hr.MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)`: in every step the gradients become fp32, the
+    optimizer updates the copies, and the parameters are the copies, rounded. Without copies, an update that is less
+    than about 1/256 of a weight in bf16 is lost. `make` is one of torch's optimizers that update each element by
+    itself. If something else writes into a parameter, its copy gets the same value.
+    """
+
+    elementwise = True
+
+    def __init__(self, params: Iterable[Any], make: type[Optimizer], **settings: Any) -> None:
+        if make not in COPIED:
+            names = ", ".join(sorted(kind.__name__ for kind in COPIED))
+            raise ConfigError(f"MasterWeights works with {names} of torch; got {getattr(make, '__name__', make)!r}.")
+        groups = list(params)
+        self._inner = make([nn.Parameter(torch.zeros(1))], **settings)
+        self.kind = make.__name__
+        super().__init__(groups, self._inner.defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        inner = self._inner
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            masters = [self._master(param) for param in params]
+            if not params:
+                continue
+            inner.param_groups = [{**group, "params": masters}]
+            inner.step()
+            for param, master in zip(params, masters, strict=True):
+                self.state[param].update(inner.state.pop(master, {}))
+                master.grad = None
+            torch._foreach_copy_(params, masters)
+
+    def _master(self, param: torch.Tensor) -> torch.Tensor:
+        """The copy of a parameter, with its gradient and its state at the inner optimizer."""
+        state = self.state[param]
+        if "master" not in state:
+            state["master"] = param.detach().to(torch.float32, copy=True)
+        master: torch.Tensor = state["master"]
+        torch.where(master.to(param.dtype) == param, master, param.to(torch.float32), out=master)
+        assert param.grad is not None
+        master.grad = param.grad.to(torch.float32, copy=True)
+        if known := {name: value for name, value in state.items() if name != "master"}:
+            self._inner.state[master] = known
+        return master
+
+
+class MomentumSGD(Optimizer):
+    """SGD with the learning rate λ inside the velocity: v ← μ v − λ g, w ← w + v, where g = ∇L + `weight_decay` · w.
+
+    `torch.optim.SGD` has it outside: v ← μ v + g, w ← w − λ v. Both make the same steps while λ stays the same. When λ
+    changes, earlier gradients keep their rate here, and get the new one there.
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        for name, value in {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}.items():
+            if not float(value) >= 0:
+                raise ConfigError(f"{name}= is a number that is not negative, got {value!r}.")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if not params:
+                continue
+            gradients = [param.grad for param in params]
+            if group["weight_decay"]:
+                gradients = list(torch._foreach_add(gradients, params, alpha=group["weight_decay"]))
+            for param in params:
+                if "velocity" not in self.state[param]:
+                    self.state[param]["velocity"] = torch.zeros_like(param)
+            velocities = [self.state[param]["velocity"] for param in params]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, gradients, alpha=-float(group["lr"]))
+            torch._foreach_add_(params, velocities)
+        return loss
