@@ -8,7 +8,7 @@ import pytest
 import torch
 from kit.foreign import ROWS, SIZE, stateful
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, dataloader, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
@@ -19,6 +19,19 @@ STRIDED = [torch.randn(3, ROWS).T, torch.randn(ROWS, 2, 3, 3).to(memory_format=t
 DATA = TensorDataset(*PLAIN)
 UTILS = "torch.utils.data._utils"
 PART = Subset(Subset(DATA, np.arange(20)[::-1]), [7, -1, 3, 5, 0])  # type: ignore[arg-type]
+
+
+class Own(Dataset[Any]):
+    """Rows that are made one by one, as `kind`."""
+
+    def __init__(self, kind: Callable[[tuple[Any, ...]], Any] = tuple) -> None:
+        self.kind = kind
+
+    def __getitem__(self, row: int) -> Any:
+        return self.kind((PLAIN[0][row], row, np.full(2, row, np.float32), STRIDED[1][row]))
+
+    def __len__(self) -> int:
+        return ROWS
 
 
 class Once:
@@ -39,6 +52,9 @@ LOADERS: dict[str, tuple[Any, bool]] = {
     "tensors as indices": (lambda: DataLoader(Subset(DATA, torch.arange(4)[:, None]), 2), False),  # type: ignore[arg-type]
     "a tensor among numbers": (lambda: DataLoader(DATA, batch_sampler=[[3, torch.tensor(2)], [1]]), False),  # type: ignore[list-item]
     "numbers read once": (lambda: DataLoader(DATA, batch_sampler=Once()), False),  # type: ignore[arg-type]
+    "rows of one's own": (lambda: DataLoader(Own(), SIZE, shuffle=True), True),
+    "rows that are lists": (lambda: DataLoader(Own(list), SIZE, shuffle=True), True),
+    "a part of rows of one's own": (lambda: DataLoader(Subset(Own(), [3, 0, 2]), 2), True),
     "other strides": (lambda: DataLoader(TensorDataset(*STRIDED), SIZE), False),
     "a parameter": (lambda: DataLoader(TensorDataset(torch.nn.Parameter(torch.randn(ROWS))), SIZE), False),
     "a collate function": (lambda: DataLoader(DATA, SIZE, collate_fn=lambda rows: default_collate(rows)), False),
@@ -78,6 +94,18 @@ def test_an_own_way_to_take_several_rows_is_called() -> None:
     assert batch["x"].tolist() == [-1, -1, -1]
 
 
+def test_rows_of_several_lengths_are_an_error_of_torch() -> None:
+    rows = [(torch.tensor(1), torch.tensor(2)), (torch.tensor(3),)]
+    with pytest.raises(hr.SourceError, match="each element in list of batch should be of equal size"):
+        list(hr.Feed(hr.LoaderSource(DataLoader(rows, 2))))  # type: ignore[arg-type]
+
+
+def test_a_profile_shows_what_torch_marks_of_a_loader() -> None:
+    with torch.profiler.profile() as profile:
+        list(hr.Feed(hr.LoaderSource(DataLoader(DATA, SIZE), names="abcd")))
+    assert any("DataLoader" in event.key for event in profile.key_averages())
+
+
 def test_a_row_that_is_not_there_is_named_by_torch() -> None:
     loader = DataLoader(TensorDataset(torch.arange(3)), batch_sampler=[[0, 1], [2, 3]])
     with pytest.raises(hr.SourceError, match="failed after 1 batches of epoch 0: IndexError: index 3 is out of bounds"):
@@ -113,8 +141,15 @@ class Changing(_MapDatasetFetcher):
         return found if len(self.dataset) < 10 else [*map(self.change, found)]
 
 
+def flips(patch: pytest.MonkeyPatch) -> None:
+    """Has its iterator change the batches."""
+    before = dataloader._BaseDataLoaderIter.__next__
+    patch.setattr(dataloader._BaseDataLoaderIter, "__next__", lambda self: [part.flip(0) for part in before(self)])
+
+
 OTHER_TORCH: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "another order": lambda patch: patch.setattr(f"{UTILS}.fetch._MapDatasetFetcher", Turned),
+    "an iterator that changes": flips,
     "a part more": lambda patch: patch.setattr(f"{UTILS}.fetch._MapDatasetFetcher", Changing),
     "no such function": lambda patch: patch.delattr(f"{UTILS}.collate.collate_tensor_fn"),
     "no list of workers": lambda patch: patch.delattr("torch._C._remove_worker_pids"),

@@ -8,13 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, dataloader, default_collate
 
 from ..data.fields import take
 from ..errors import ConfigError
 
 _NUMBERS = {int, np.int64, np.int32}
 _PARTS = {"dataset", "auto_collation", "collate_fn", "drop_last"}  # of a fetcher of torch's
+_MARKS = {"torch", "autograd", "profiler", "record_function", "_profile_name", "_sampler_iter", "_reset", "_next_data"}
+_MARKS |= {"_num_yielded", "_dataset_kind", "_DatasetKind", "Iterable", "_IterableDataset_len_called", "_dataset"}
+_MARKS |= {"_num_workers", "warnings", "warn"}  # of a method of its iterators
+_profiler_enabled = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 EXIT_S = 1.0  # that a worker process takes to end once it has closed its connections
 
@@ -145,7 +149,7 @@ def end_workers(data: Any, current: Any) -> None:
 
 
 def begin(data: Any) -> Iterator[Any]:
-    """Begins a pass over data. It gives what `iter(data)` gives; rows of tensors in memory are taken at once."""
+    """Begins a pass over data. It gives what `iter(data)` gives, with less of torch's own work where that is known."""
     current: Any = iter(data)
     forget = getattr(torch._C, "_remove_worker_pids", None)
     if forget and getattr(current, "_worker_pids_set", False):  # a death is noticed where a batch is awaited: torch
@@ -153,24 +157,45 @@ def begin(data: Any) -> Iterator[Any]:
         current._worker_pids_set = False
     fetcher = getattr(current, "_dataset_fetcher", None)
     if fetcher is not None and _stacks_rows(fetcher):
-        innermost = fetcher.dataset
-        while type(innermost) is Subset and "__getitems__" not in vars(innermost):
-            innermost = innermost.dataset
-        plain = type(innermost) is TensorDataset and not hasattr(innermost, "__getitems__")
-        if plain and all(map(_is_plain, innermost.tensors)):
-            current._dataset_fetcher = _RowsAtOnce(fetcher)
-    found: Iterator[Any] = current
+        current._dataset_fetcher = _Rows(fetcher)
+    found: Iterator[Any] = _Batches(current) if _only_marks(current) else current
     return found
 
 
-class _RowsAtOnce:
-    """Takes the rows of a batch by one call per tensor, with the bits that torch's fetcher gets when it stacks them."""
+def _only_marks(current: Any) -> bool:
+    """Whether torch makes batches in this process and does no more around it than to mark and count them."""
+    if type(current) is not getattr(dataloader, "_SingleProcessDataLoaderIter", None):
+        return False
+    code = getattr(type(current).__next__, "__code__", None)
+    return code is not None and set(code.co_names) == _MARKS and not isinstance(current._dataset, IterableDataset)
+
+
+class _Batches:
+    """The batches that torch makes in this process, without a mark for the profiler while none is at work."""
+
+    def __init__(self, current: Any) -> None:
+        self._current = current
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._current) if _profiler_enabled() else self._current._next_data()
+
+
+class _Rows:
+    """Fetches the rows of a batch, with the bits that torch's fetcher gets; of tensors in memory all at once."""
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher, self.dataset = fetcher, fetcher.dataset
+        innermost = self.dataset
+        while type(innermost) is Subset and "__getitems__" not in vars(innermost):
+            innermost = innermost.dataset
+        plain = type(innermost) is TensorDataset and not hasattr(innermost, "__getitems__")
+        self._at_once = plain and all(map(_is_plain, innermost.tensors))
 
     def fetch(self, wanted: Any) -> Any:
-        if type(wanted) is list:
+        if self._at_once and type(wanted) is list:
             dataset, rows = self.dataset, wanted
             try:
                 while type(dataset) is Subset:
@@ -180,7 +205,24 @@ class _RowsAtOnce:
                     return [take(tensor, places) for tensor in dataset.tensors]
             except Exception:
                 pass  # rows that are counted from the end are found below, and those that are not there are named
-        return self._fetcher.fetch(wanted)
+        if hasattr(self.dataset, "__getitems__"):
+            return self._fetcher.fetch(wanted)
+        return _collated([self.dataset[row] for row in wanted])
+
+
+def _collated(samples: list[Any]) -> Any:
+    """What torch's `default_collate` makes of samples; the parts of tuples are not looked at one by one."""
+    try:
+        columns = [*zip(*samples, strict=True)] if type(samples[0]) is tuple else []
+    except (IndexError, TypeError, ValueError):
+        columns = []
+    if not columns:
+        return default_collate(samples)
+    return [torch.stack(column) if _is_row(column[0]) else default_collate([*column]) for column in columns]
+
+
+def _is_row(part: Any) -> bool:
+    return type(part) is Tensor and part.layout == torch.strided and not part.is_nested
 
 
 def _stacks_rows(fetcher: Any) -> bool:
