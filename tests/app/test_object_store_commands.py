@@ -14,7 +14,6 @@ from torch import nn
 import headrace as hr
 from headrace.store.cache import folder_of
 
-pytest.importorskip("s3fs")
 RECIPE = '''
 import torch
 from torch import nn

@@ -13,7 +13,6 @@ from kit.s3_server import Server, s3
 import headrace as hr
 from headrace.store.cache import cache_folder
 
-pytest.importorskip("s3fs")
 X = np.arange(48, dtype=np.float32).reshape(12, 4)
 
 

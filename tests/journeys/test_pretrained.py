@@ -1,19 +1,20 @@
 """Fine-tuning of models of transformers and peft: the bits of the plain loop, and the best step in the hub's format."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.late import peft, transformers
 from torch import nn
 
 import headrace as hr
 
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(find_spec("peft") is None, reason="transformers and peft are not installed"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.cli_parts import RECIPE, environment, headrace
+from kit.cli_parts import RECIPE, environment, headrace, process
 from kit.fault_harness import recommit
-from kit.forked import start, take_over, tell
+from kit.forked import start, tell
 from kit.sampled import sampled
 
 import headrace as hr
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 EVIL = """
 import pathlib
 pathlib.Path({marker!r}).write_text("executed")
@@ -241,12 +241,12 @@ def test_a_file_of_options_that_is_a_link_into_or_in_a_run_names_no_recipe(
 def test_with_trust_the_copy_in_the_run_is_executed_and_no_path_that_it_names(name: str, place: Path) -> None:
     names(place / "run", str(evil(place / "evil.py")) + ":small")
     (place / "sines.py").unlink()
-    with start(command, place, str(place), [*USES[name], "--trust"], limit_s=LIMIT_S) as child:
-        assert child.ending(LIMIT_S) == 0, child.output
+    with process(place, *USES[name], "--trust") as child:
+        assert child.ending() == 0, child.output
     assert not (place / "executed").exists()
     (place / "run" / "recipe.py").write_text((place / "evil.py").read_text())
-    with start(command, place, str(place), [*USES[name], "--trust", *AGAIN.get(name, [])], limit_s=LIMIT_S) as child:
-        child.ending(LIMIT_S)
+    with process(place, *USES[name], "--trust", *AGAIN.get(name, [])) as child:
+        child.ending()
     assert (place / "executed").exists(), "the mark can be left"
 
 
@@ -265,12 +265,6 @@ def test_with_trust_nothing_but_the_copy_is_executed(place: Path) -> None:
 
 
 AGAIN = {"predict": ["--out", "again.csv"]}
-
-
-def command(place: str, words: list[str]) -> None:
-    os.chdir(place)
-    take_over()
-    raise SystemExit(headrace(*words))
 
 
 @pytest.mark.parametrize("name", ["validate", "predict", "resume"])
@@ -299,7 +293,6 @@ def test_workers_import_nothing_from_a_run_that_is_the_working_directory(place: 
 
 # --- documents that are made to hang or to break a reader -----------------------------------------------------
 
-SOON_S = 60.0
 DEEP = b"[" * 100_000
 BOMB = (
     b"a: &a ["
@@ -373,8 +366,8 @@ COVER |= {(("recipe.json", "trainer.json")[k % 2], content) for k, content in en
 @pytest.mark.parametrize(("name", "content"), sampled(sorted({*CASES}), keep=COVER, of=4))
 def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str, content: str, place: Path) -> None:
     put(place / "run", name, content)
-    with start(read_it, place, str(place), limit_s=SOON_S) as child:
-        assert child.ending(SOON_S) == 0, child.output
+    with start(read_it, place, str(place)) as child:
+        assert child.ending() == 0, child.output
     assert [line.partition(":")[0] for line in child.told] == [*READS, "load", "load_weights"]
     assert "Traceback" not in child.output
 

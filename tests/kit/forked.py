@@ -145,14 +145,9 @@ class Child:
 
 
 @contextmanager
-def start(
-    function: Callable[..., None], at: Path, *arguments: Any, imports: Sequence[str] = (), limit_s: float = LIMIT_S
-) -> Iterator[Child]:
-    """A process that calls a function of a test's module; what it prints is written into the directory `at`.
-
-    `imports`: packages that are slow to import, which this process and later ones then have from their server.
-    """
-    job = {"file": function.__code__.co_filename, "name": function.__qualname__, "imports": [*imports]}
+def start(function: Callable[..., None], at: Path, *arguments: Any, limit_s: float = LIMIT_S) -> Iterator[Child]:
+    """A process that calls a function of a test's module; what it prints is written into the directory `at`."""
+    job = {"file": function.__code__.co_filename, "name": function.__qualname__}
     with _started(job | {"arguments": [_plain(argument) for argument in arguments]}, at, limit_s) as child:
         yield child
 
@@ -315,7 +310,6 @@ def serve() -> None:
                 one.kill()
             return
         job = json.loads(message)
-        _import(job.get("imports", ()))
         lines, orders, status, output = descriptors
         child = os.fork()
         if not child:
@@ -389,16 +383,6 @@ def _warm_up() -> None:
     gc.freeze()
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # taking down what torch has set up would be half the time of a process
-
-
-def _import(packages: Sequence[str]) -> None:
-    """Imports what is not there yet, for all processes from now on."""
-    missing = [package for package in packages if package not in sys.modules]
-    for package in missing:
-        importlib.import_module(package)
-    if missing:
-        gc.collect()
-        gc.freeze()
 
 
 def _spare_time() -> None:

@@ -29,3 +29,4 @@ def late(name: str) -> Any:
 
 
 pandas, sparse = late("pandas"), late("scipy.sparse")
+peft, transformers = late("peft"), late("transformers")

@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -100,6 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def s3() -> Iterator[Server]:
     """A server that `os.environ` names, so that s3fs finds it."""
+    pytest.importorskip("s3fs")
     from s3fs import S3FileSystem
 
     server, before = Server(), dict(os.environ)

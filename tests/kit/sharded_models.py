@@ -12,11 +12,10 @@ import headrace as hr
 from headrace.engines.job import Job
 from headrace.engines.processes import run
 from kit import forked
-from kit.torch_workers import fork_workers
+from kit.torch_workers import PATIENCE_S, fork_workers
 
 WORDS, WIDTH, LENGTH, CLASSES = 11, 8, 5, 3
 ROWS, BATCH = 103, 16  # the last batch of an epoch has 7 rows
-TIMEOUT_S = 15.0
 State = dict[str, Tensor]
 
 
@@ -150,7 +149,7 @@ def distance(one: State, other: State) -> float:
 def by_workers(function: Callable[..., Any], *arguments: Any, workers: int = 2) -> Any:
     """What a function returns on worker 0, of workers that are forked from this process, which `start` has made."""
     fork_workers()
-    return run(Job(function, arguments, workers=workers, timeout_s=TIMEOUT_S)).value
+    return run(Job(function, arguments, workers=workers, timeout_s=PATIENCE_S)).value
 
 
 def _call(file: str, name: str, workers: int, *arguments: Any) -> None:
@@ -161,6 +160,6 @@ def _call(file: str, name: str, workers: int, *arguments: Any) -> None:
 def in_workers(function: Callable[..., Any], at: Path, *arguments: Any, workers: int = 2, code: int = 0) -> str:
     """Calls a function of a test's module in worker processes, which end with this status; what they have printed."""
     given = (function.__code__.co_filename, function.__name__, workers, *arguments)
-    with forked.start(_call, at, *given, limit_s=90) as child:
-        assert child.ending(90) == code, child.output
+    with forked.start(_call, at, *given) as child:
+        assert child.ending() == code, child.output
         return child.output

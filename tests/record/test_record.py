@@ -30,6 +30,7 @@ from kit.recorded import (
     train,
 )
 from kit.small import same
+from kit.torch_workers import with_forks
 from torch import nn
 
 import headrace as hr
@@ -300,24 +301,37 @@ def train_on_worker(path: Path, strategy: hr.Strategy, data: dict[str, Any]) -> 
     train("noisy", path, data, strategy=strategy)
 
 
+BY_WORKERS: list[tuple[hr.Strategy, int, str]] = [
+    (hr.Synchronous(), 3, "local"),
+    (hr.Periodic(every="5 steps"), 2, "local"),
+    (hr.BlockMomentum(every="3 steps"), 2, "local"),
+    (hr.Synchronous(), 3, "processes"),
+    (hr.Periodic(every="5 steps"), 2, "processes"),
+]
+
+
+def train_on_workers(path: str, case: int) -> None:
+    strategy, workers, engine = BY_WORKERS[case]
+    data = columns(poisoned=POISONED_LATE)
+    hr.launch(train_on_worker, Path(path), strategy, data, workers=workers, engine=engine)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
 @pytest.mark.parametrize(
-    ("strategy", "workers", "engine"),
-    [
-        pytest.param(hr.Synchronous(), 3, "local", marks=pytest.mark.slow),
-        (hr.Periodic(every="5 steps"), 2, "local"),
-        pytest.param(hr.BlockMomentum(every="3 steps"), 2, "local", marks=pytest.mark.slow),
-        pytest.param(hr.Synchronous(), 3, "processes", marks=pytest.mark.slow),
-        pytest.param(hr.Periodic(every="5 steps"), 2, "processes", marks=pytest.mark.slow),
-    ],
+    "case", range(len(BY_WORKERS)), ids=lambda case: f"{BY_WORKERS[case][0].kind}-{BY_WORKERS[case][2]}"
 )
-def test_what_workers_made_is_made_again(strategy: hr.Strategy, workers: int, engine: str, tmp_path: Path) -> None:
+def test_what_workers_made_is_made_again(case: int, tmp_path: Path) -> None:
+    strategy, _, engine = BY_WORKERS[case]
+
     def again() -> hr.Trainer:
         return make("noisy", strategy=copy.deepcopy(strategy))
 
     data = columns(poisoned=POISONED_LATE)
-    hr.launch(train_on_worker, tmp_path / "run", strategy, data, workers=workers, engine=engine)
+    if engine == "processes":
+        with_forks(train_on_workers, tmp_path, str(tmp_path / "run"), case)
+    else:
+        train_on_workers(str(tmp_path / "run"), case)
     record = hr.Record(tmp_path / "run")
     step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
     found = record.why(step, again(), data)
@@ -550,7 +564,7 @@ def test_a_forged_checkpoint_is_found_by_training_again(file: str, name: str | N
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen here")
 def test_a_certificate_is_signed(run: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=60)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=400)
     assert "BEGIN SSH SIGNATURE" in hr.Record(run).verify(key=key).signature
     with pytest.raises(hr.ConfigError, match="cannot be signed"):
         hr.Record(run).verify(key=tmp_path / "none")

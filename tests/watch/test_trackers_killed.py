@@ -1,5 +1,6 @@
 """Trainings that are killed while their trackers write, and go on: each number is there once, and none is lost."""
 
+import importlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
-from kit import event_files, trainees
+from kit import event_files, forked, trainees
 from kit.cli_parts import headrace
 from kit.fault_harness import Kill
 from kit.forked import start, tell
@@ -25,6 +26,7 @@ from headrace.watch.trackers import MLflow, WandB
 
 FILES = ("log.txt", "tb")
 NEVER = -1
+KILLED = str(-signal.SIGKILL)
 KILLS = 60 if EVERY in os.environ else 8
 AFTER = 17  # the step after which a training is killed; reports of 16 came after its last checkpoint, of 15
 
@@ -86,7 +88,6 @@ def whole() -> Whole:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_trackers_that_are_killed_while_they_write_have_every_number_once(tmp_path: Path) -> None:
     random, killed, run, runs = Random(3), 0, tmp_path / "run0", 0
     while killed < KILLS:
@@ -125,9 +126,20 @@ OWN = {"width": 64}
 """Hyperparameters of a user's own."""
 
 
-def train_with_mlflow(run: str, where: str, step: int) -> None:
-    """In a process of its own: the training, killed after a step, and then what MLflow has."""
+def in_turn(package: str, train: str, *arguments: str) -> None:
+    """Imports a package, which takes seconds, and trains in forks of this process; tells how each of them has ended."""
     os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    importlib.import_module(package)
+    for step in (4, AFTER, NEVER):
+        child = os.fork()
+        if not child:
+            forked.end_after(lambda step=step: globals()[train](*arguments, step))
+        tell(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+
+
+def train_with_mlflow(run: str, where: str, step: int) -> None:
+    """The training, killed after a step, and then what MLflow has."""
     os.chdir(Path(run).parent)  # where MLflow keeps files
     trainer = trainees.trainer(metrics={"right@1": trainees.Right()})
     trainees.fit(trainer, run, callbacks=[MLflow("digits", where, params=OWN), LogFile(), Dies(step)])
@@ -141,8 +153,7 @@ def train_with_mlflow(run: str, where: str, step: int) -> None:
 
 
 def train_with_wandb(run: str, at: str, step: int) -> None:
-    """In a process of its own: the training, killed after a step."""
-    os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    """The training, killed after a step."""
     trainees.fit(trainees.trainer(), run, callbacks=[WandB("digits", mode="offline", dir=at, params=OWN), Dies(step)])
 
 
@@ -223,8 +234,8 @@ def _exit_code(at: Path, name: str) -> str:
 def test_a_record_says_how_a_training_ended_as_the_report_does(
     mlflow: bool, words: dict[str, str], tmp_path: Path
 ) -> None:
-    with start(train_in_ways, tmp_path, tmp_path, mlflow, limit_s=60) as child:
-        assert child.ending(60) == 0, child.output
+    with start(train_in_ways, tmp_path, tmp_path, mlflow) as child:
+        assert child.ending() == 0, child.output
     told = dict(line.split(": ") for line in child.told)
     found = told if mlflow else {way: _exit_code(tmp_path, name) for way, name in told.items()}
     assert found == {way: words[state] for way, state in WAYS.items()}
@@ -246,12 +257,10 @@ def reported(run: Path) -> event_files.Curves:
 @pytest.mark.slow
 def test_mlflow_has_every_number_once_in_one_run(tmp_path: Path) -> None:
     run, where = tmp_path / "run", f"sqlite:///{tmp_path}/mlflow.db"
-    for step in (4, AFTER):
-        with start(train_with_mlflow, tmp_path, run, where, step, limit_s=60) as child:
-            assert child.ending(60) == -signal.SIGKILL
-    with start(train_with_mlflow, tmp_path, run, where, NEVER, limit_s=60) as child:
-        name, status, params, curves = json.loads(child.until("told", limit_s=60))
-        assert child.ending() == 0
+    with start(in_turn, tmp_path, "mlflow", "train_with_mlflow", run, where) as child:
+        assert [child.until("ended") for _ in range(2)] == [KILLED, KILLED]
+        name, status, params, curves = json.loads(child.until("told"))
+        assert child.ending() == 0, child.output
     assert (name, status) == ("run", "FINISHED")
     assert (params["optimizer.kind"], params["batch_size"], params["width"]) == ("Adam", "4", "64")
     wanted = {key.replace("@", "_"): points for key, points in reported(run).items() if key != "epoch"}
@@ -261,9 +270,9 @@ def test_mlflow_has_every_number_once_in_one_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_wandb_has_every_number_once_in_one_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for step in (4, AFTER, NEVER):
-        with start(train_with_wandb, tmp_path, run, tmp_path, step, limit_s=60) as child:
-            assert child.ending(60) == (0 if step == NEVER else -signal.SIGKILL), child.output
+    with start(in_turn, tmp_path, "wandb", "train_with_wandb", run, tmp_path) as child:
+        assert [child.until("ended") for _ in range(3)] == [KILLED, KILLED, "0"], child.output
+        assert child.ending() == 0, child.output
     curves, summary, config = recorded(tmp_path)
     wanted = reported(run)
     tested = {key: wanted.pop(key)[0][1] for key in list(wanted) if key.startswith("test/")}

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from kit.forked import start
 from kit.sampled import sampled
-from kit.torch_workers import fork_workers
+from kit.torch_workers import with_forks
 from kit.worker_trainings import (
     ALIKE,
     BATCH,
@@ -197,7 +196,6 @@ def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "workers"), sampled(itertools.product(STRATEGIES, (2, 3)), of=8))
 def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: int, tmp_path: Path) -> None:
     for step in range(1, len(noisy(name, workers)["losses"])):
@@ -238,14 +236,12 @@ def subset(at: str) -> dict[str, Found]:
 
 
 def two_processes(at: str) -> None:
-    fork_workers()
-    torch.save(hr.launch(subset, f"{at}/run", workers=2, engine="processes", timeout_s=60.0), f"{at}/found")
+    torch.save(hr.launch(subset, f"{at}/run", workers=2, engine="processes"), f"{at}/found")
 
 
 @pytest.mark.slow
 def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
-    with start(two_processes, tmp_path, tmp_path) as child:
-        assert child.ending() == 0, child.output
+    with_forks(two_processes, tmp_path, tmp_path)
     found = torch.load(tmp_path / "found", weights_only=False)
     one, virtual = (hr.launch(subset, str(tmp_path / name), workers=k) for name, k in (("one", 1), ("two", 2)))
     for name in SUBSET:

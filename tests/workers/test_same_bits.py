@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kit.forked import start
-from kit.torch_workers import fork_workers, is_killed, over_gloo, run_torchrun
+from kit.torch_workers import fork_workers, is_killed, over_gloo, run_torchrun, with_forks
 from kit.worker_trainings import IN_PARTS, PARTS, Bits, columns, differing, make, measured, perceptron, sgd
 from kit.worker_trainings import train_in_parts as train
 from torch import Tensor, nn
@@ -125,7 +125,6 @@ def test_predictions_and_updates_by_hand_take_parts_too() -> None:
 
 
 def finds(name: str, workers: int, gloo: bool) -> None:
-    fork_workers()
     if gloo:
         over_gloo()
     torch.set_num_threads(1)
@@ -138,8 +137,7 @@ def finds(name: str, workers: int, gloo: bool) -> None:
     [("BatchNorm, dropout", 2, False), ("empty parts", 3, True), ("LSTM on ragged sequences", 4, False)],
 )
 def test_processes_find_the_bits_of_one(name: str, workers: int, gloo: bool, tmp_path: Path) -> None:
-    with start(finds, tmp_path, name, workers, gloo) as child:
-        assert child.ending() == 0, child.output
+    with_forks(finds, tmp_path, name, workers, gloo)
 
 
 def compares(at: str) -> None:
@@ -155,15 +153,14 @@ def runs_torchrun(at: str) -> None:
 
 @pytest.mark.slow
 def test_torchrun_finds_the_bits_of_one(tmp_path: Path) -> None:
-    with start(runs_torchrun, tmp_path, str(tmp_path / "found.pt")) as child:
-        assert child.ending() == 0, child.output
+    with_forks(runs_torchrun, tmp_path, str(tmp_path / "found.pt"))
     assert differing(one("BatchNorm, dropout"), torch.load(tmp_path / "found.pt")) == []
 
 
 # --- resumes ----------------------------------------------------------------------------------------------
 
 LONG = {"epochs": 8, "log_every": "3 steps"}
-KILLS = 12
+KILLS = 6
 
 
 class KilledError(Exception):
@@ -200,7 +197,7 @@ def test_a_run_that_goes_on_with_other_numbers_of_workers_ends_with_the_bits_of_
         with pytest.raises(KilledError):
             hr.launch(goes_on, name, str(tmp_path / "run"), step, workers=counts[-1])
     found = hr.launch(goes_on, name, str(tmp_path / "run"), 0, workers=3)
-    assert len(set(counts)) > 4
+    assert len(set(counts)) > 3
     assert differing(train(name, LONG), found) == []
 
 
@@ -211,10 +208,9 @@ def launches(name: str, run: str, kill: int, workers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_run_of_one_to_three_processes_that_are_killed_ends_with_the_bits_of_one(tmp_path: Path) -> None:
     name, rng, run, step = "BatchNorm, dropout", random.Random(6), str(tmp_path / "run"), 0
-    for k in range(8):
+    for k in range(5):
         step += rng.randint(1, 4)
         with start(launches, tmp_path, name, run, step, 1 + k % 3) as child:
             assert child.ending() == 1
