@@ -268,8 +268,8 @@ TAPE = [
     ),
     _fault(
         "a replay that differs is used",
-        "problem = self._made_twice(before, terms, lambda: make(is_last), tape)",
-        'problem = self._made_twice(before, terms, lambda: make(is_last), tape) and ""',
+        "problem = self._made_twice(before, terms, make_last if is_last else make, tape)",
+        'problem = self._made_twice(before, terms, make_last if is_last else make, tape) and ""',
         "step/test_tape_cheats.py::test_a_change_that_no_check_sees_is_found_in_the_next_epoch",
         "step/test_tape_columns.py",
         "step/test_tape_models.py",

@@ -336,16 +336,20 @@ class Tapes:
 
         is_last = kind.due == 1 and not kind.replays
 
-        def make(again: bool) -> Mapping[str, Term]:
+        def make() -> Mapping[str, Term]:
             start = self._seconds()
             second = replay(tape, part)
             kind.replay_s = min(kind.replay_s, self._seconds() - start)
-            if again and kind.replay_s > GAIN * kind.eager_s:  # perhaps its memory was in no cache
-                before.restore(tape.draws)
-                return make(False)
             return second
 
-        problem = self._made_twice(before, terms, lambda: make(is_last), tape)
+        def make_last() -> Mapping[str, Term]:  # calls another function: one that called itself would keep the batch
+            second = make()
+            if kind.replay_s > GAIN * kind.eager_s:  # perhaps its memory was in no cache
+                before.restore(tape.draws)
+                second = make()
+            return second
+
+        problem = self._made_twice(before, terms, make_last if is_last else make, tape)
         ratio = kind.replay_s / kind.eager_s
         if problem == DRAWN:
             self._refuse(DRAWN, kind)
