@@ -1,5 +1,6 @@
 """Worker processes of a DataLoader that fail: they raise, are killed, leave, hang, or break the memory they read."""
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -244,3 +245,19 @@ def wait_for_a_batch() -> None:
     source = LoaderSource(loader("hangs and tells", 17, "plain"), names=("x", "y", "i"), streams=STREAMS)
     for _ in hr.Feed(source):
         pass
+
+
+class Noisy(torch.utils.data.IterableDataset[Any]):
+    """Draws random numbers, and does not say how many samples it has."""
+
+    def __iter__(self) -> Any:
+        for _ in range(12):
+            yield torch.randn(6), torch.tensor(1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_random_numbers_that_are_drawn_one_batch_ahead_are_warned_of(workers: int) -> None:
+    source = hr.LoaderSource(torch.utils.data.DataLoader(Noisy(), 4, num_workers=workers))
+    with pytest.warns(UserWarning, match="one batch ahead") if not workers else contextlib.nullcontext():
+        batches = [source.next_batch(4) for _ in range(3)]
+    assert [batch.ends_epoch for batch in batches] == [False, False, True]

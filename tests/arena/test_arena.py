@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,4 +326,66 @@ def test_a_copy_of_an_optimizer_in_use_remembers_what_the_original_does(copied: 
     trainer.step((X, Y))  # it goes on
     trainer.release()
     assert same(raw, twin)
+    assert same(raw, ours)
+
+
+class Words(nn.Module):
+    """Has sparse gradients, in which a row may come several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.leave = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.words(x.abs().long().clamp(max=4)).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["clip_norm", "clip_value"])
+def test_a_sparse_gradient_is_clipped_as_the_dense_one_that_it_stands_for(how: str) -> None:
+    limit = 0.05 if how == "clip_norm" else 0.003
+    raw, ours = Words(), Words()
+    raw.words.sparse = False
+    by_hand = torch.optim.SGD(raw.parameters(), lr=1.0)
+    clip: Any = nn.utils.clip_grad_norm_ if how == "clip_norm" else nn.utils.clip_grad_value_
+    optimizer = torch.optim.SGD(ours.parameters(), lr=1.0)
+    trainer = hr.Trainer(ours, nn.CrossEntropyLoss(), optimizer, **{how: limit})  # type: ignore[arg-type]
+    for _ in range(3):
+        by_hand.zero_grad()
+        F.cross_entropy(raw(X), Y).backward()
+        clip(raw.parameters(), limit)
+        by_hand.step()
+        trainer.step((X, Y))
+    trainer.release()
+    torch.testing.assert_close([*ours.parameters()], [*raw.parameters()], rtol=0, atol=1e-6)
+
+
+def test_momentum_of_sparse_gradients_goes_on_with_a_run(tmp_path: Path) -> None:
+    def train(run: str, *epochs: int) -> nn.Module:
+        for until in epochs:
+            module = Words()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+            trainer = hr.Trainer(module, nn.CrossEntropyLoss(), optimizer, batch_size=16)
+            trainer.fit((X, Y), epochs=until, run=tmp_path / run, progress=False)
+        return module
+
+    assert same(train("whole", 3), train("parts", 1, 3))
+
+
+def test_a_model_of_complex_numbers_alone_is_trained_as_in_the_raw_loop() -> None:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.complex64) @ self.weight).abs()
+
+    (raw, by_hand), (ours, optimizer) = pair(Waves), pair(Waves)
+    trainer = made(ours, optimizer)
+    for _ in range(3):
+        update(raw, by_hand)
+        trainer.step((X, Y))
+    trainer.release()
     assert same(raw, ours)

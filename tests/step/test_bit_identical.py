@@ -197,6 +197,17 @@ class Bag(nn.Module):
         return self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49)))
 
 
+class Half(nn.Module):
+    """Parameters in half precision, in tensors whose ends a processor does not compute like their middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = odd_mlp().bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.bfloat16())
+
+
 def decaying_weights(model: nn.Module) -> torch.optim.Optimizer:
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]
@@ -225,6 +236,7 @@ EXACT: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "a plain function": (odd_mlp, MOMENTUM, {"loss": penalised}, {"loss": penalised}),
     "clipped by value": (odd_mlp, MOMENTUM, {"clip_value": 0.01}, {"clip_value": 0.01}),
     "no arena": (odd_mlp, MOMENTUM, {}, {"arena": False}),
+    "parameters in half precision": (Half, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
     "sparse gradients": (Bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
     "an optimizer that needs shapes": (odd_mlp, lambda model: torch.optim.Adafactor(model.parameters()), {}, {}),
 }

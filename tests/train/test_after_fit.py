@@ -123,3 +123,34 @@ def test_a_second_training_on_columns_in_another_order_is_not_taken_for_the_same
         small.fit(made, (frame, Y.numpy()), epochs=1)
     with pytest.warns(UserWarning, match="'x' is made of the columns b, a, and the model was trained on them in the o"):
         small.fit(made, (frame[["b", "a"]], Y.numpy()), epochs=1)
+
+
+@pytest.mark.parametrize("run", [True, False])
+def test_the_best_weights_come_with_what_modules_save_beside_them(run: bool, tmp_path: Path) -> None:
+    class Heats(nn.Module):
+        """Gets worse, by a number and a tensor that are no weights."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.heat = small.model(), {"by": 1.0, "of": torch.ones(3)}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.heat = {"by": self.heat["by"] * 1.5, "of": self.heat["of"] + 1}
+            return self.inner(x) * self.heat["by"] * self.heat["of"]  # type: ignore[no-any-return]
+
+        def get_extra_state(self) -> dict[str, Any]:
+            return dict(self.heat)
+
+        def set_extra_state(self, state: dict[str, Any]) -> None:
+            self.heat = state
+
+    trainer = small.trainer(Heats())
+    best = [hr.BestModel("val/loss", restore=True)]
+    history = trainer.fit(DATA, DATA, epochs=4, callbacks=best, run=tmp_path / "run" if run else None, progress=False)
+    losses = history["val/loss"]
+    assert min(losses) < losses[-1], "the last is not the best"
+    assert trainer.validate(DATA)["val/loss"] == min(losses)
+    if run:
+        hr.load_weights(model := Heats(), tmp_path / "run")
+        assert small.trainer(model).validate(DATA)["val/loss"] == min(losses)

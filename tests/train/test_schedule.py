@@ -231,6 +231,16 @@ def test_a_rate_that_is_set_between_two_trainings_is_what_the_schedule_begins_wi
     assert used(trainer, **limits) == pytest.approx(found), "one that is left alone begins anew where it began"
 
 
+def test_a_second_training_with_a_plateau_begins_with_the_first_rate() -> None:
+    def plateau(optimizer: torch.optim.Optimizer) -> Any:
+        return rates.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)  # nothing is better
+
+    trainer = make(hr.Schedule(plateau, monitor="train/loss"))
+    found = used(trainer, epochs=3)
+    assert found[0] > found[-1], "it has fallen"
+    assert used(trainer, epochs=3) == found
+
+
 def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
     rate = torch.tensor(1.0)
     trainer = make(down, rate, torch.optim.Adam)

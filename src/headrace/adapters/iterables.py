@@ -115,8 +115,11 @@ class Iterated(Source):
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
             self._own = {"json": own, "tensors": tensors, "generators": self._generator_states()}
         if not ended and not (self._sized and self._given != self._length):
+            stood = rng.standing()
             ended = (item := self._next()) is _END
             self._pulled_ahead = [] if ended else [item]
+            if not ended and rng.standing() != stood:
+                loaders.warn_of_draws_ahead(self._name)
         if ended:
             self._end_pass()
             self._epoch, self._given = self._epoch + 1, 0

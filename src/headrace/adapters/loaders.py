@@ -1,5 +1,6 @@
 """What can be found out about an iterable of others: its parts, its state, its length, and why its workers failed."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import cache
 from multiprocessing.connection import wait
@@ -108,6 +109,16 @@ def lost_at_resume(data: Any, exact: bool) -> str:
         return ""
     whose = "its workers" if exact else "workers that stay for the next epoch (persistent_workers)"
     return f"not so what {whose} draw at random for samples" if exact or data.persistent_workers else ""
+
+
+def warn_of_draws_ahead(name: str) -> None:
+    """Warns of random numbers that are drawn for a batch before the batch before it has been used."""
+    warnings.warn(
+        f"{name} draws random numbers for its samples in this process, and does not tell its length, so it is read "
+        "one batch ahead. A model that draws numbers too gets others than in a loop by hand, and no resume is exact. "
+        "Read it in a worker process: DataLoader(data, num_workers=1).",
+        stacklevel=6,
+    )
 
 
 def length_of(data: Any) -> int | None:

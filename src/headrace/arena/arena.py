@@ -19,7 +19,7 @@ from .vectors import (
     Slot,
     Vector,
     bring_home,
-    is_packable,
+    can_be_packed,
     make_vector,
     names_of,
     overlapping,
@@ -79,7 +79,7 @@ class Arena:
             shaped, knows = kind in SHAPED, kind in SHAPED or is_elementwise(kind)
             for param in group:
                 small = largest is None or param.numel() <= largest
-                if packed and small and knows and is_packable(param) and param not in outside:
+                if packed and small and knows and can_be_packed(param, steppers[number]) and param not in outside:
                     homes.setdefault((param.dtype, param.device), []).append(param)
                 else:
                     self.loose.append(param)
@@ -376,7 +376,7 @@ def clip(
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
     """A number that is not finite if any tensor is not; huge but finite numbers may overflow it too."""
-    if len(tensors) == 1:
+    if len(tensors) == 1 and not tensors[0].is_complex():
         return tensors[0].sum()
     if {each.dtype for each in tensors} == {torch.float32} and {each.layout for each in tensors} == {torch.strided}:
         if len(tensors) <= FEW:

@@ -377,7 +377,8 @@ def _own(value: Any, param: Tensor, elsewhere: bool) -> Any:
     """A tensor of the optimizer's own; one for every element lies in memory as the parameter does."""
     if isinstance(value, Mapping) and value.keys() == {"indices", "values", "size", "coalesced"}:
         indices, values = value["indices"].to(param.device, copy=True), value["values"].to(param.device, copy=True)
-        return torch.sparse_coo_tensor(indices, values, value["size"], is_coalesced=value["coalesced"])
+        coalesced = value["coalesced"]
+        return torch.sparse_coo_tensor(indices, values, value["size"], is_coalesced=coalesced, check_invariants=True)
     if not isinstance(value, Tensor):
         return value
     value = fitted(value, param)

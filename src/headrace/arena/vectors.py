@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ModelError
+from .master import MasterWeights
 
 ALIGN = 64  # bytes: every parameter starts where it would start in memory of its own, so that BLAS sees no difference
 
@@ -165,6 +166,16 @@ def sparse_parameters(model: nn.Module) -> set[nn.Parameter]:
     return {param for module in modules for param in module.parameters(recurse=False)}
 
 
+def coalesced(params: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """These gradients, sparse ones of which have each row once: only so their numbers are those of the gradient."""
+    joined = []
+    for param in params:
+        if param.grad is not None and param.grad.is_sparse:
+            param.grad = param.grad.coalesce()
+            joined.append(param.grad)
+    return [*(each for each in gradients if not each.is_sparse), *joined] if joined else gradients
+
+
 def is_packable(param: nn.Parameter) -> bool:
     """Dense memory without holes, whatever the order of its dimensions, and not a single number.
 
@@ -173,6 +184,16 @@ def is_packable(param: nn.Parameter) -> bool:
     if type(param) is not nn.Parameter or param.layout != torch.strided or param.is_complex():
         return False
     return param.dim() > 0 and param.numel() > 0 and param.device.type != "meta" and extent(param) == param.numel()
+
+
+def can_be_packed(param: nn.Parameter, optimizer: Optimizer) -> bool:
+    """Whether it can be in a vector, where an update of each of its elements has the bits that it has elsewhere.
+
+    In half precision a CPU rounds once where it computes several elements together, and more often at the end of a
+    tensor, where it computes them one by one. Copies in single precision are rounded alike.
+    """
+    alike = param.device.type != "cpu" or param.dtype.itemsize >= 4 or isinstance(optimizer, MasterWeights)
+    return alike and is_packable(param)
 
 
 def extent(param: Tensor) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..arena.sharding import local
 from ..arena.vectors import plain_name
 from ..loss.objective import Objective, Supervised, losses_of
 from ..store.codec import is_stored
@@ -71,7 +72,7 @@ class Attributes:
     def _known(self) -> set[int]:
         """The memory of the parameters and buffers that are saved as such."""
         tensors = (each for module in self._modules for each in (*module.parameters(), *module.buffers()))
-        return {each.untyped_storage().data_ptr() for each in tensors if each.layout == torch.strided}
+        return {_memory(each) for each in tensors if each.layout == torch.strided} - {0}
 
     def _owners(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The dicts that hold attributes, by name."""
@@ -144,11 +145,19 @@ def _mark_of_tensor(tensor: Tensor, known: Container[int]) -> Any:
         return ()
     if tensor.layout != torch.strided or tensor.device.type == "meta" or not is_stored(tensor.dtype):
         return ()
-    if tensor.untyped_storage().data_ptr() in known:
+    if _memory(tensor) in known:
         return ()
     plain = tensor.detach()
     total = plain.double().sum() if plain.is_floating_point() else plain.count_nonzero()
     return id(tensor), 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), repr(total.item())
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; 0 if it has none of its own, as one that stands for others has not."""
+    try:
+        return local(tensor.detach()).untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _is_away(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..arena.arena import Arena, clip
 from ..arena.buffers import Buffers
+from ..arena.vectors import coalesced
 from ..data.batch import Batch
 from ..errors import ConfigError, HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
@@ -236,6 +237,7 @@ class Update:
         if self.scales:
             self._precision.unscale(self.arena, gradients)
         if settings.clip_norm is not None or settings.clip_value is not None or self.steps.measures_norm:
+            gradients = coalesced(self.arena.loose, gradients)
             most = math.inf if settings.clip_norm is None and self.steps.measures_norm else settings.clip_norm
             self.norm = clip(gradients, self.arena.norm, most, settings.clip_value)
 

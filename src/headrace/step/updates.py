@@ -361,5 +361,6 @@ class Updates:
 def _remembered(optimizer: Optimizer) -> int:
     """Bytes of what an optimizer remembers, or is going to: most keep two numbers for each weight, plain SGD none."""
     if optimizer.state:
-        return sum(v.nbytes for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+        kept = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+        return sum(v.numel() * v.itemsize if v.is_sparse else v.nbytes for v in kept)
     return 0 if is_plain(optimizer) else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])

@@ -1,6 +1,7 @@
 """A model's weights, from a run and into a model like the one that was trained; and the hash of a frozen base."""
 
 import hashlib
+import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,10 @@ from ..errors import CheckpointError, RunError
 from ..formats.documents import encoding_in
 from ..store import codec
 from ..store.checkpoints import Store
-from ..store.contents import MODEL, TRAINER, Contents
+from ..store.contents import MODEL, TRAINER, TRAINER_TENSORS, Contents
 from ..store.named import run_path
 from ..store.run import CHECKPOINTS, run_id
-from ..store.shape import COUNT, TEXT, check, maybe
+from ..store.shape import COUNT, DICT, TEXT, check, maybe
 from ..workers.strategy import Strategy
 
 _ENCODING = "_headrace_encoding"  # an attribute of the model: copies of it, and other trainers, know them too
@@ -65,7 +66,7 @@ def give_weights(model: nn.Module, contents: Contents, run: str | Path, strict: 
         saved = fits
     document = contents.document(TRAINER)
     known = as_encoding(document.get("encoding"))
-    load_model(model, saved, strict=False)
+    load_model(model, {**saved, **extra_of(contents)} if strict else saved, strict=False)
     remember_encoding(model, known if len(saved) >= len(contents.tensors[MODEL]) else None)
 
 
@@ -96,23 +97,37 @@ def saved_weights(run: Path, which: str | int | None) -> Contents:
     if isinstance(which, int) and not isinstance(which, bool):
         if which not in store.steps():
             raise RunError(f"{run} has no checkpoint of step {which}. It has those of steps {store.steps()}.")
-        return store.load(which, _weights_only)
+        return weights_of(store, which)
     if which not in ("best", "last", None):
         raise CheckpointError(f"which= is 'best', 'last' or a step, got {which!r}.")
     last = store.newest(_weights_only)
     if last is None:
         raise RunError(f"{run} has no checkpoint.")
     if which == "last":
-        return last
+        return weights_of(store, last.step)
     best = check(last.document(TRAINER).get("best"), maybe({"step": COUNT}), last.where(TRAINER, "best"))
     if best is not None:
-        return store.load(best["step"], _weights_only)
+        return weights_of(store, best["step"])
     if which is None:
-        return last
+        return weights_of(store, last.step)
     raise CheckpointError(
         f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, or load the "
         "last."
     )
+
+
+def weights_of(store: Store, step: int) -> Contents:
+    """The weights of a checkpoint, with what `extra_of` takes out of it."""
+    contents = store.load(step, _weights_only)
+    if "$tensor" not in json.dumps(contents.document(TRAINER).get("extra")):
+        return contents
+    return store.load(step, lambda name: name in (MODEL, TRAINER, TRAINER_TENSORS))
+
+
+def extra_of(contents: Contents) -> dict[str, Any]:
+    """What modules have saved by `get_extra_state`."""
+    extra = check(contents.document(TRAINER).get("extra"), maybe(DICT), contents.where(TRAINER, "extra"))
+    return dict(codec.decode(extra or {}, contents.tensors.get(TRAINER_TENSORS, {})))
 
 
 def check_model(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from ..arena.sharding import local
 from ..errors import CheckpointError, RunError
 from ..length import Length
 from ..step import config
-from ..step.weights import load_model
+from ..step.weights import extra_of, load_model, weights_of
 from ..store.checkpoints import Store, checked_keep
 from ..store.contents import MODEL, Contents
 from ..store.disk import failure
@@ -80,7 +80,7 @@ class Checkpointer:
         self._writes = self.keeps and self._comm.leader
         self._is_apart = False  # whether the training has begun, and workers no longer wait for each other
         self._shares = self.keeps and strategy.shards  # whether every worker writes and reads a part
-        self._best: dict[str, Tensor] = {}  # if there is no run
+        self._best: dict[str, Any] = {}  # if there is no run
         self._run: RunFiles
         self._store: Store
         self._reason = ""  # for a new run
@@ -307,7 +307,7 @@ class Checkpointer:
     def mark_best(self, model: nn.Module) -> None:
         """The model is the best so far; a run keeps the checkpoint of this step."""
         if not self.keeps and (self._comm.leader or self._strategy.shards):
-            self._best = {k: value.clone() for k, value in model.state_dict().items() if isinstance(value, Tensor)}
+            self._best = {k: v.clone() if isinstance(v, Tensor) else v for k, v in model.state_dict().items()}
 
     def restore(self, best: Best, model: nn.Module) -> None:
         """The model of worker 0, or this worker's part of a sharded one, becomes the best again."""
@@ -323,11 +323,11 @@ class Checkpointer:
     def _restore(self, best: Best, model: nn.Module) -> None:
         self._saver.wait()
         try:
-            contents = self._store.load(best.step, lambda name: name == MODEL)
+            contents = weights_of(self._store, best.step)
         except CheckpointError as error:
             warnings.warn(STAYS.format(error), stacklevel=2)
             return
-        load_model(model, contents.tensors_of(MODEL), strict=False)
+        load_model(model, contents.tensors_of(MODEL) | extra_of(contents), strict=False)
 
     def log(self, text: str) -> None:
         """Writes a line into the run's log."""

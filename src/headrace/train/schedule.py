@@ -125,6 +125,8 @@ def make_rates(
 
 def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
     """Sets rates to where the last training began, or keeps those that have been changed since it `left` them."""
+    for group in groups_of(optimizers):  # not all of torch's schedulers remember it
+        group.setdefault("initial_lr", float(group["lr"]))
     for group, rate in zip(groups_of(optimizers), left, strict=False):
         if float(group["lr"]) != rate:
             group["initial_lr"] = float(group["lr"])
