@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ModelError
-from .master import MasterWeights
+from .own_optimizers import MasterWeights
 
 ALIGN = 64  # bytes: every parameter starts where it would start in memory of its own, so that BLAS sees no difference
 
