@@ -79,7 +79,7 @@ def test_a_training_with_few_classes_has_torchs_bits(rows: int, monkeypatch: pyt
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
         trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=rows, tape=tape)
         for _ in trainer.steps((x, y), epochs=3):
-            known = trainer.updates._each[0].tapes._turns.forms.values()
+            known = trainer.updates._each[0].tapes.turns.forms.values()
             used = used or any(form is not None and form.function in made for form in known)
         found.append([value.clone() for value in model.state_dict().values()])
     assert all(map(torch.equal, *found))
