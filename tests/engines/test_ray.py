@@ -38,22 +38,15 @@ def job(main: Any, *arguments: Any, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: Any) -> None:
+def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    name = "BatchNorm, dropout"
-    assert differing(train_in_parts(name, {}), job(train_in_parts, name, {})) == []
+    assert differing(train_in_parts(ray_cases.PARTS, {}), job(ray_cases.train_twice, str(tmp_path))) == [], (
+        "the bits of one"
+    )
+    merges.check_by_hand(tmp_path, 2, False, ray_cases.CENTER["alpha"])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_center_on_a_cluster_is_what_a_loop_by_hand_makes_of_the_recorded_order(cluster: Any, tmp_path: Path) -> None:
-    job(merges.train, [(str(tmp_path), {"every": "2 steps", "alpha": 0.5}, {}, None)])
-    merges.check_by_hand(tmp_path, 2, False, 0.5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint(
     cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +64,6 @@ def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
     [
@@ -85,14 +77,12 @@ def test_the_first_error_is_the_cause_and_names_its_worker(cluster: Any, how: st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_what_cannot_be_sent_to_a_worker_is_named(cluster: Any) -> None:
     with pytest.raises(hr.ConfigError, match=r"are sent to the workers, and cannot be: TypeError: .*lock"):
         job(print, threading.Lock())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_what_the_cluster_does_not_have_is_refused(cluster: Any) -> None:
     with pytest.raises(hr.ConfigError, match="nodes=2 were asked for, and the Ray cluster has 1"):
         job(print, nodes=2)
@@ -103,25 +93,24 @@ import json, sys
 from pathlib import Path
 import ray, torch
 import headrace as hr
-from kit import ray_cases
+from kit import ray_loss
 from torch import nn
 
 at = sys.argv[1]
 ray.init(runtime_env={
-    "worker_process_setup_hook": ray_cases.lose_once, "env_vars": {ray_cases.LOSE: at},
+    "worker_process_setup_hook": ray_loss.lose_once, "env_vars": {ray_loss.LOSE: at},
 })
 """
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(cluster: Any, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
     (shown,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FailureConfig" in block]
     (tmp_path / "program.py").write_text(f"{ON_RAY_TRAIN}\n{shown}\non_ray(at + '/shown')\nray.shutdown()\n")
     environment = os.environ | {"RAY_ADDRESS": cluster.get_runtime_context().gcs_address}
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=350, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=500, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-5000:]
     for actor in cluster.util.list_named_actors(all_namespaces=True):  # Ray's own, which stay in the cluster
         cluster.kill(cluster.get_actor(actor["name"], namespace=actor["namespace"]))

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,12 @@ from torch import Tensor, nn
 import headrace as hr
 from headrace.engines.worker import environment
 from headrace.workers.here import here
+from kit import merges
+from kit.worker_trainings import Bits, train_in_parts
 
 ROWS = 48
+PARTS = "BatchNorm, dropout"
+CENTER: dict[str, Any] = {"every": "2 steps", "alpha": 0.5}
 
 
 @contextmanager
@@ -31,6 +34,12 @@ def cluster() -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
+
+
+def train_twice(at: str) -> Bits:
+    """In a worker: a training with a center, and one in parts."""
+    merges.train([(at, CENTER, {}, None)])
+    return train_in_parts(PARTS, {})
 
 
 class Visits(nn.Module):
@@ -76,26 +85,3 @@ def fail(how: str) -> None:
             sys.exit(3)
         raise hr.ConfigError("a setting of mine")
     here().all_gather(None)
-
-
-LOSE = "HEADRACE_TESTS_LOSE"
-"""The variable that names a directory: there worker 1 notes that it was killed, once, when there is a checkpoint."""
-
-
-def lose_once() -> None:
-    """In each process of a Ray cluster, before its work: has a script's worker killed, which knows nothing of it."""
-    fit = hr.Trainer.fit
-
-    def watched(self: Any, *data: Any, **options: Any) -> Any:
-        def on_step_end(info: hr.Info) -> None:
-            mark = Path(os.environ[LOSE], f"lost-{here().count}")
-            if info.epoch == 2 and here().shard.index == 1 and not mark.exists():
-                end = time.monotonic() + 30
-                while not [*mark.parent.glob("*/checkpoints/*/COMMIT")] and time.monotonic() < end:
-                    time.sleep(0.01)
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return fit(self, *data, callbacks=[hr.Lambda(on_step_end=on_step_end)], **options)
-
-    hr.Trainer.fit = watched  # type: ignore[method-assign]
