@@ -72,7 +72,10 @@ def _table_of(frame: Any) -> Any:
 def _arrow_column(name: str, column: Any) -> Any:
     """A column of a frame of pandas as Arrow's, in which what is missing is null."""
     try:
-        return pa.Array.from_pandas(column)
+        found = pa.Array.from_pandas(column)
+        if pa.types.is_list(found.type) and not {set, frozenset}.isdisjoint(map(type, column)):
+            raise TypeError("a set has no order")  # Arrow takes that of its hashes
+        return found
     except (pa.ArrowException, TypeError, ValueError) as error:
         said = str(error).splitlines()[0].rstrip(".")
         raise DataError(
