@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -62,7 +63,20 @@ def predict(trainer: Trainer, data: Any, batch_size: int | None, callbacks: Sequ
     if not on_host:
         raise DataError("the predict data gave no rows. Pass data with at least one.")
     joined = _joined(on_host)
+    if len(totals) > 1:
+        _warn_of_others(joined, sum(totals))
     return tree_map(lambda leaf: map_tensors(leaf, _as_float), joined) if trainer.precision.halves else joined
+
+
+def _warn_of_others(joined: Any, rows: int) -> None:
+    """Warns of outputs with something else than rows in front, as the state of a recurrent layer has its layers."""
+    for leaf in tree_flatten(joined)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > 1 and len(leaf) != rows:
+            warnings.warn(
+                f"predict: an output of shape {list(leaf.shape)} is what batches gave, end to end, without an entry "
+                f"for each of the {rows} rows. If it should have them, let the model return it with rows in front.",
+                stacklevel=4,
+            )
 
 
 def _as_float(tensor: Tensor) -> Tensor:
