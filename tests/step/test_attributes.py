@@ -78,10 +78,11 @@ class Follows(hr.Objective):
     def __init__(self) -> None:
         torch.manual_seed(5)
         self.teacher, self.share = nn.Linear(6, 3), 0.5
+        self.listed = [*self.teacher.parameters()]
 
     def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
         outputs, self.share = model(batch["x"]), self.share * 0.9
-        for mine, its in zip(self.teacher.parameters(), model.layer.parameters(), strict=True):  # type: ignore[union-attr, operator, arg-type]
+        for mine, its in zip(self.listed, model.layer.parameters(), strict=True):  # type: ignore[union-attr, operator, arg-type]
             mine.data.mul_(self.share).add_(its.data, alpha=1 - self.share)
         return {"far": hr.Term(F.mse_loss(outputs, self.teacher(batch["x"]).detach() + 1, reduction="sum"), 18.0)}
 
@@ -151,3 +152,39 @@ def test_parameters_in_lists_and_weights_that_are_made_in_each_pass_stay_what_th
     drive(parts := trainer(Recurrent()), run=tmp_path / "parts")
     assert same(whole, parts)
     assert all(a is b for a, b in zip(parts.model.recur._flat_weights, parts.model.recur.parameters(), strict=True))  # type: ignore[union-attr, operator, arg-type]
+
+
+class Odd(nn.Module):
+    """A layer with attributes that no checkpoint can hold, that hold themselves, or that are written in odd ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.count = nn.Linear(6, 3), torch.tensor(1)
+        self.self_held: list[Any] = [1]
+        self.self_held.append(self.self_held)
+        self.random, self.huge, self.seen = [random.Random(0)], 1 << 20_000, torch.tensor([1, 2], dtype=torch.uint16)
+        self.words, self.long, self.complex = np.array(["a"]), np.longdouble(1), np.ones(2, np.complex128)
+        self.zero, self.one = np.array(0), torch.zeros(1)
+        self.wide = self.one.expand(4)
+        self.hidden: Any = object()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.random[0].random()
+            self.huge, self.long, self.complex = self.huge + 1, self.long + 1, self.complex + 1
+            self.words, self.seen = np.array(["b"]), self.seen.clone()
+            self.zero[...] += 1
+            self.one += 0.5
+            self.count.data += 1
+            self.hidden = x.detach().mean()
+        return self.layer(x) * (1 + self.wide[0] / self.count + float(self.zero))  # type: ignore[no-any-return]
+
+
+def test_odd_attributes_are_left_alone_or_go_on_and_stop_no_training(tmp_path: Path) -> None:
+    drive(whole := trainer(Odd()), run=tmp_path / "whole")
+    for until in (2, 5, None):
+        drive(parts := trainer(Odd()), run=tmp_path / "parts", until=until)
+    assert same(whole, parts)
+    assert isinstance(parts.model.zero, np.ndarray)
+    assert isinstance(parts.model.hidden, Tensor)

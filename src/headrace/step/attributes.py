@@ -4,36 +4,42 @@ A `forward` may count its calls, lower a temperature, or keep a hidden state; a 
 center, or hold a teacher that follows the model.
 """
 
+import hashlib
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..arena.sharding import local
 from ..arena.vectors import plain_name
+from ..errors import CheckpointError
 from ..loss.objective import Objective, Supervised, losses_of
-from ..store.codec import is_stored
+from ..store.codec import INTEGER_BITS, is_stored
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))
 _OF_OBJECTIVES = frozenset({"call", "loss", "_bound"})
 _OF_PARTS = ("_parameters", "_buffers")
-MOST_ITEMS = 10_000
-"""The items of a container whose items are looked at."""
+_ARRAYS = {np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)} | {
+    np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64")
+}
+MOST_ITEMS, DEEPEST = 10_000, 8
+"""The items of a container, and the containers within each other, that are looked at."""
 Place = tuple[str, str]
 """Where an attribute is: the name of what has it, and its own."""
 State = dict[str, dict[str, Any]]
 
 
 class Attributes:
-    """Finds what has changed since it was made, and puts that into the same objects of another process.
+    """Finds what has changed since it was made, or was loaded, and puts that into the same objects of another process.
 
-    Values are numbers, strings, tensors, arrays, random generators, and lists, tuples and dicts of these. What is part
-    of a graph is left out, since a pass makes it anew; so is what shares memory with a parameter or a buffer.
+    Values are numbers, strings, tensors, arrays, random generators, and lists, tuples and dicts of numbers, strings,
+    tensors and arrays. Tensors that require a gradient are left out, and what shares memory with a parameter or a
+    buffer; so is whatever a checkpoint cannot hold.
     """
 
     def __init__(self, modules: Sequence[nn.Module], objectives: Iterable[Objective], device: torch.device) -> None:
@@ -47,47 +53,57 @@ class Attributes:
         for place, value, mark in self._each():
             first, before = self._first.get(place, (None, ()))
             if mark != before or place in self._loaded:
-                saved = {"same": value is first, "away": any(map(_is_away, tree_leaves(value))), "value": _saved(value)}
+                away = [*map(_is_away, tree_leaves(value))]
+                saved = {"same": value is first, "away": away if any(away) else [], "value": _saved(value)}
                 found.setdefault(place[0], {})[place[1]] = saved
         return found
 
     def load_state_dict(self, state: State) -> None:
         """Goes back to a state."""
-        known = self._known()
-        for owner, attributes in self._owners():
+        for owner, attributes, known in self._owners():
             for name, saved in state.get(owner, {}).items():
                 now = attributes.get(name)
-                if not _is_left_out(name, attributes) and (name not in attributes or _mark(now, known)):
-                    value = tree_map(_to(self._device), saved["value"]) if saved["away"] else saved["value"]
-                    attributes[name] = _restored(value, now, saved["same"])
+                is_saved_otherwise = isinstance(now, Tensor | list | tuple | dict) and not _mark(now, known)
+                if not _is_left_out(name, attributes) and not is_saved_otherwise:
+                    attributes[name] = _restored(self._moved_away(saved["value"], saved["away"]), now, saved["same"])
                     self._loaded.add((owner, name))
 
+    def _moved_away(self, value: Any, away: Sequence[bool]) -> Any:
+        """A value whose tensors are on the device where they were there when it was saved."""
+        if not away:
+            return value
+        leaves, form = tree_flatten(value)
+        return tree_unflatten([x.to(self._device) if there else x for x, there in zip(leaves, away, strict=True)], form)
+
     def _each(self) -> Iterator[tuple[Place, Any, Any]]:
-        known = self._known()
-        for owner, attributes in self._owners():
+        for owner, attributes, known in self._owners():
             for name, value in attributes.items():
                 if not _is_left_out(name, attributes) and (mark := _mark(value, known)):
                     yield (owner, name), value, mark
 
-    def _known(self) -> set[int]:
-        """The memory of the parameters and buffers that are saved as such."""
-        tensors = (each for module in self._modules for each in (*module.parameters(), *module.buffers()))
-        return {_memory(each) for each in tensors if each.layout == torch.strided} - {0}
-
-    def _owners(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The dicts that hold attributes, by name."""
-        known = {part for module in self._modules for part in module.modules()}
+    def _owners(self) -> Iterator[tuple[str, dict[str, Any], set[int]]]:
+        """The dicts that hold attributes, by name, each with the memory of what is saved otherwise."""
+        known = _memories(self._modules)
+        held = [*_held_by(self._objectives)]
+        all_known = known | _memories([each for each in held if isinstance(each, nn.Module)])
+        parts = {part for module in self._modules for part in module.modules()}
         for number, module in enumerate(self._modules):
             for name, part in module.named_modules():
-                yield f"{number} {plain_name(name)}", vars(part)
-        for number, held in enumerate(_held_by(self._objectives)):
-            if not isinstance(held, nn.Module):
-                yield f"loss {number}", vars(held)
+                yield f"{number} {plain_name(name)}", vars(part), known
+        for number, each in enumerate(held):
+            if not isinstance(each, nn.Module):
+                yield f"loss {number}", vars(each), all_known
                 continue
-            for name, part in held.named_modules():
-                if part not in known:
-                    yield f"loss {number} {name}", vars(part)
-                    yield from ((f"loss {number} {name} {of}", vars(part)[of]) for of in _OF_PARTS)
+            for name, part in each.named_modules():
+                if part not in parts:
+                    yield f"loss {number} {name}", vars(part), all_known
+                    yield from ((f"loss {number} {name} {of}", vars(part)[of], known) for of in _OF_PARTS)
+
+
+def _memories(modules: Iterable[nn.Module]) -> set[int]:
+    """The memory of parameters and buffers."""
+    tensors = (each for module in modules for each in (*module.parameters(), *module.buffers()))
+    return {_memory(each) for each in tensors if each.layout == torch.strided} - {0}
 
 
 def _held_by(objectives: Iterable[Objective]) -> Iterator[Any]:
@@ -111,31 +127,39 @@ def _is_left_out(name: str, attributes: Mapping[str, Any]) -> bool:
     return isinstance(params, Mapping) and any(f"{name}_{of}" in params for of in ("orig", "v", "g"))
 
 
-def _mark(value: Any, known: Container[int]) -> Any:
+def _mark(value: Any, known: Container[int], depth: int = 0) -> Any:
     """Something that differs once a value has changed; nothing for a value that is not looked at.
 
     `known`: the memory of tensors that are saved otherwise.
     """
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, np.generic):
+    if kind is int:
+        return (kind, value) if value.bit_length() <= INTEGER_BITS else ()
+    if kind in _PLAIN:
         return kind, repr(value)
     if isinstance(value, Tensor):
         return _mark_of_tensor(value, known)
-    if kind is np.ndarray and value.dtype.kind in "biufc":
-        return kind, value.shape, value.tobytes()
+    if kind is np.ndarray or isinstance(value, np.generic):
+        if value.dtype not in _ARRAYS:
+            return ()
+        return kind, value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value)).digest()
+    if kind in (list, tuple, dict):
+        if len(value) > MOST_ITEMS or depth > DEEPEST:
+            return ()
+        items = [each for pair in value.items() for each in pair] if kind is dict else value
+        marks = [_mark(item, known, depth + 1) for item in items]
+        return (kind, tuple(marks)) if all(marks) else ()
+    return () if depth else _mark_of_generator(value)
+
+
+def _mark_of_generator(value: Any) -> Any:
     if isinstance(value, torch.Generator):
-        return kind, value.get_state().numpy().tobytes()
+        return "torch", value.get_state().numpy().tobytes()
     if isinstance(value, np.random.Generator):
-        return kind, repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return kind, repr([part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()])
-    if kind is random.Random:
-        return kind, value.getstate()
-    if kind not in (list, tuple, dict) or len(value) > MOST_ITEMS:
-        return ()
-    items = [each for pair in value.items() for each in pair] if kind is dict else value
-    marks = [_mark(item, known) for item in items]
-    return (kind, tuple(marks)) if all(marks) else ()
+        return "numpy", repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState) and type(value._bit_generator) is np.random.MT19937:
+        return "legacy", _mark(value.get_state(legacy=False), ())
+    return ("python", value.getstate()) if type(value) is random.Random else ()
 
 
 def _mark_of_tensor(tensor: Tensor, known: Container[int]) -> Any:
@@ -145,11 +169,12 @@ def _mark_of_tensor(tensor: Tensor, known: Container[int]) -> Any:
         return ()
     if tensor.layout != torch.strided or tensor.device.type == "meta" or not is_stored(tensor.dtype):
         return ()
-    if _memory(tensor) in known:
+    if _memory(tensor) in known or torch._debug_has_internal_overlap(tensor) == 1:  # several elements in one place
         return ()
     plain = tensor.detach()
-    total = plain.double().sum() if plain.is_floating_point() else plain.count_nonzero()
-    return id(tensor), 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), repr(total.item())
+    whole = not (plain.is_floating_point() or plain.is_complex())
+    total = plain.long().sum() if whole else plain.sum(dtype=torch.complex128 if plain.is_complex() else torch.float64)
+    return id(tensor), 0 if tensor.is_inference() else tensor._version, repr(total.item())
 
 
 def _memory(tensor: Tensor) -> int:
@@ -165,30 +190,26 @@ def _is_away(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.device.type != "cpu"
 
 
-def _to(device: torch.device) -> Callable[[Any], Any]:
-    return lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf
-
-
 def _saved(value: Any) -> Any:
     """A value as a checkpoint stores it."""
     if isinstance(value, torch.Generator):
-        return {"torch": value.get_state()}
+        return {"torch": [value.get_state(), value.device.type]}
     if isinstance(value, np.random.Generator):
         return {"numpy": value.bit_generator.state}
     if isinstance(value, np.random.RandomState):
         return {"legacy": value.get_state(legacy=False)}
     if isinstance(value, random.Random):
         return {"python": value.getstate()}
-    return {"plain": np.asarray(value) if isinstance(value, np.generic) else value}
+    return {"number": np.asarray(value)} if isinstance(value, np.generic) else {"plain": value}
 
 
 def _restored(saved: Mapping[str, Any], now: Any, same: bool) -> Any:
     """A value that was saved; `same`: in the object that is there, which others may share."""
     [(kind, value)] = saved.items()
+    if kind == "number":
+        return value[()]
     if kind != "plain":
         return _moved(now, kind, value)
-    if isinstance(value, np.ndarray) and not value.ndim:
-        return value[()]
     is_like = isinstance(now, type(value)) and getattr(now, "shape", None) == getattr(value, "shape", None)
     if isinstance(now, nn.Parameter) and is_like:
         now.data.copy_(value)
@@ -209,9 +230,10 @@ def _restored(saved: Mapping[str, Any], now: Any, same: bool) -> Any:
 
 
 def _moved(now: Any, kind: str, state: Any) -> Any:
-    """A random generator at a state; one that is not there yet is made."""
+    """A random generator at a state; one that is not there yet, or is of another kind, is made."""
     if kind == "torch":
-        moved = now if isinstance(now, torch.Generator) else torch.Generator()
+        state, device = state
+        moved = now if isinstance(now, torch.Generator) and now.device.type == device else torch.Generator(device)
         moved.set_state(state)
         return moved
     if kind == "python":
@@ -222,7 +244,10 @@ def _moved(now: Any, kind: str, state: Any) -> Any:
         old = now if isinstance(now, np.random.RandomState) else np.random.RandomState()
         old.set_state(state)
         return old
-    kinds = {kind.__name__: kind for kind in np.random.BitGenerator.__subclasses__()}
-    generator = now if isinstance(now, np.random.Generator) else np.random.Generator(kinds[state["bit_generator"]]())
-    generator.bit_generator.state = state
-    return generator
+    name = state["bit_generator"]
+    if not isinstance(now, np.random.Generator) or type(now.bit_generator).__name__ != name:
+        if not hasattr(np.random, name):
+            raise CheckpointError(f"the random generator {name!r} is none of NumPy's, and cannot be made again.")
+        now = np.random.Generator(getattr(np.random, name)())
+    now.bit_generator.state = state
+    return now

@@ -48,7 +48,7 @@ _OPTIMIZER = {"kind": TEXT, "groups": [_GROUP], "names": [[TEXT]], "state": each
 _LOSSES = {"terms": each([SCALAR]), "waiting": each([ANY])}
 _METRICS = {"task": maybe(DICT), "block": [TENSOR], "sums": each([TENSOR]), "live": each(DICT)}
 _BEST = {"key": TEXT, "value": SCALAR, "step": COUNT, "keep": [COUNT], "restore": FLAG}
-_ATTRIBUTE = {"same": FLAG, "away": FLAG, "value": DICT}
+_ATTRIBUTE = {"same": FLAG, "away": [FLAG], "value": DICT}
 _REPLICA = {"weights": maybe(each(TENSOR)), "counts": maybe([TENSOR])}
 
 PARTS: dict[str, Shape] = {
