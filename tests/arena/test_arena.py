@@ -13,6 +13,7 @@ from kit.small import data, same, state
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.arena.own_optimizers import Joint
 
 X, Y = data(64)
 Pair = tuple[Any, torch.optim.Optimizer]
@@ -327,6 +328,27 @@ def test_a_copy_of_an_optimizer_in_use_remembers_what_the_original_does(copied: 
     trainer.release()
     assert same(raw, twin)
     assert same(raw, ours)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+@pytest.mark.parametrize("joint", [True, False], ids=["Joint", "MasterWeights"])
+def test_a_copy_of_an_optimizer_of_ours_goes_on_as_the_original(copied: Callable[[Any], Any], joint: bool) -> None:
+    model, _ = pair()
+    model = model if joint else model.bfloat16()
+    first, *rest = model.parameters()
+    members: list[torch.optim.Optimizer] = [torch.optim.SGD([first], 0.1, momentum=0.9), torch.optim.Adam(rest)]
+    optimizer = Joint(members) if joint else hr.MasterWeights([first, *rest], torch.optim.AdamW)
+
+    def go(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(X.to(first.dtype)).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    go(model, optimizer)
+    twin, its = copied((model, optimizer))
+    go(model, optimizer)
+    go(twin, its)
+    assert same(model, twin)
 
 
 class Words(nn.Module):

@@ -1,5 +1,6 @@
 """What the room `data` refuses: the call, the class of the error, and words of its sentence."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,12 @@ def pairs(*rows: int) -> Sparse:
     return Sparse(torch.arange(sum(rows)) % 7, None, offsets, 7)
 
 
+def quantized() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, at the making of one
+        return torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
+
+
 def offsets(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
 
@@ -125,6 +132,8 @@ REFUSED: dict[str, list[Refusal]] = {
         (lambda: column(np.array(["2020-01-01"], "datetime64[D]")), DataError, "datetime64"),
         (lambda: column(np.zeros(3, "longdouble")), DataError, "'x'.*(longdouble|float128)"),
         (lambda: column(torch.tensor(1.0)), DataError, "'x' is a single number"),
+        (lambda: make().predict(quantized()), DataError, r"stream 'x' is quantized .*dequantize\(\)"),
+        (lambda: make(batch_size=None).fit([(quantized(), Y)]), DataError, "stream 'x' is quantized"),
         (lambda: column(np.float32(1)), DataError, "'x': expected a tensor or a NumPy array, got a float32"),
         (lambda: column([1, 2]), DataError, "'x': expected a tensor or a NumPy array, got a list"),
         (lambda: hr.ArrayTable({"a.b": NUMBERS}), ConfigError, "without dots, got 'a.b'"),

@@ -58,6 +58,7 @@ class Iterated(Source):
         self._exact = loaders.has_exact_state(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         self._sized = isinstance(data, DataLoader) and self._length is not None  # its length is right
+        self._may_draw = not isinstance(data, list | tuple) and not getattr(data, "num_workers", 0)  # in this process
         self.generators = loaders.generators_of(data)
         self._made = loaders.settings_of(data, self._exact)
         self._pass: Iterator[Any] | None = None
@@ -115,10 +116,11 @@ class Iterated(Source):
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
             self._own = {"json": own, "tensors": tensors, "generators": self._generator_states()}
         if not ended and not (self._sized and self._given != self._length):
-            stood = rng.standing()
+            stood = rng.standing() if self._may_draw else None
             ended = (item := self._next()) is _END
             self._pulled_ahead = [] if ended else [item]
-            if not ended and rng.standing() != stood:
+            if self._may_draw and not ended and rng.standing() != stood:
+                self._may_draw = False  # once is enough
                 loaders.warn_of_draws_ahead(self._name)
         if ended:
             self._end_pass()

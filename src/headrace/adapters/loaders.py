@@ -114,10 +114,10 @@ def lost_at_resume(data: Any, exact: bool) -> str:
 def warn_of_draws_ahead(name: str) -> None:
     """Warns of random numbers that are drawn for a batch before the batch before it has been used."""
     warnings.warn(
-        f"{name} draws random numbers for its samples in this process, and does not tell its length, so it is read "
+        f"{name} draws random numbers for its samples in this process, and may end after any batch, so it is read "
         "one batch ahead. A model that draws numbers too gets others than in a loop by hand, and no resume is exact. "
-        "Read it in a worker process: DataLoader(data, num_workers=1).",
-        stacklevel=6,
+        "Read it in a worker process: DataLoader(..., num_workers=1), with batch_size=None if it gives batches.",
+        stacklevel=2,
     )
 
 
@@ -224,12 +224,12 @@ class _Rows:
 def _collated(samples: list[Any]) -> Any:
     """What torch's `default_collate` makes of samples; the parts of tuples are not looked at one by one."""
     try:
-        columns = [*zip(*samples, strict=True)] if type(samples[0]) is tuple else []
+        columns: list[Any] = [*zip(*samples, strict=True)] if type(samples[0]) is tuple else []
     except (IndexError, TypeError, ValueError):
         columns = []
     if not columns:
         return default_collate(samples)
-    return [torch.stack(column) if _is_row(column[0]) else default_collate([*column]) for column in columns]
+    return [torch.stack(column) if _is_row(column[0]) else default_collate(column) for column in columns]
 
 
 def _is_row(part: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -63,8 +62,8 @@ class Joint(Optimizer):
         for member, state in zip(self.members, state_dict["members"], strict=True):
             member.load_state_dict(state)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Joint:
-        return Joint(copy.deepcopy(self.members, memo))
+    def __reduce__(self) -> tuple[type[Joint], tuple[list[Optimizer]]]:  # how it is copied and pickled
+        return Joint, (self.members,)
 
     def _found(self) -> list[tuple[int, int]]:
         for number, member in enumerate(self.members):
@@ -175,6 +174,9 @@ class MasterWeights(Optimizer):
         self._inner = make([nn.Parameter(torch.zeros(1))], **settings)
         self.kind = make.__name__
         super().__init__(groups, self._inner.defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_inner": self._inner, "kind": self.kind}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]

@@ -46,6 +46,11 @@ class Stream:
             raise ConfigError(f"stream {self.name!r}: layout= is 'dense' or 'sparse', got {self.layout!r}.")
         object.__setattr__(self, "shape", _sizes(self.name, self.shape))
         object.__setattr__(self, "dtype", str(torch_dtype(self.dtype)).removeprefix("torch."))
+        if self.dtype.startswith(("qint", "quint")):
+            raise DataError(
+                f"stream {self.name!r} is quantized ({self.dtype}), and torch cannot take rows of that. "
+                "Give numbers: x.dequantize(), or x.int_repr()."
+            )
 
     @classmethod
     def of(cls, name: str, rows: Field) -> "Stream":

@@ -76,7 +76,7 @@ def _arrow_column(name: str, column: Any) -> Any:
         if pa.types.is_list(found.type) and not {set, frozenset}.isdisjoint(map(type, column)):
             raise TypeError("a set has no order")  # Arrow takes that of its hashes
         return found
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         said = str(error).splitlines()[0].rstrip(".")
         raise DataError(
             f"column {name!r} of this frame cannot be read: {said}. Make numbers or strings of it, or leave the column "

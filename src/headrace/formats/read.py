@@ -2,7 +2,6 @@
 
 import csv as plain_csv
 import io
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 TEXT_BLOCK_BYTES = 2**24  # types are told by the first block of a text that is read piece by piece
 HEAD_BYTES = 2**20
 AT_ONCE_BYTES = 2**22  # of a text that is read in several threads; a row has to fit in
-TOO_LARGE = 2.0**63  # for a whole number of 64 bits
 BATCH_ROWS, BATCH_BYTES = 65536, 2**24  # of a record batch of Parquet
 Select = Callable[..., list[str]]
 """Chooses among the names of the columns of a file; a second argument names those that are read only if asked for."""
@@ -179,11 +177,11 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
 
     def load() -> Any:
         with _advised(file, held, types), text() as opened:
-            return _exact(csv.read_csv(opened, csv.ReadOptions(block_size=AT_ONCE_BYTES), parse, convert), types, file)
+            return csv.read_csv(opened, csv.ReadOptions(block_size=AT_ONCE_BYTES), parse, convert)
 
     def make() -> Iterator[Any]:
         with _advised(file, held, types), text() as opened, csv.open_csv(opened, read, parse, convert) as batches:
-            yield from (_exact(batch, types, file) for batch in batches)
+            yield from batches
 
     growth = 4.0 if first is None else max(1.0, first.nbytes / len(head))
     return Batches(make, text.size * growth, load=load)
@@ -199,26 +197,14 @@ def read_json_lines(file: DataFile, select: Select, types: Types) -> Batches:
 
     def load() -> Any:
         with reading(file), text() as opened:
-            return _exact(json.read_json(opened, read, parse).select(names), types, file)
+            return json.read_json(opened, read, parse).select(names)
 
     def make() -> Iterator[Any]:
         with reading(file), text() as opened, json.open_json(opened, read, parse) as batches:
-            yield from (_exact(batch.select(names), types, file) for batch in batches)
+            for batch in batches:
+                yield batch.select(names)
 
     return Batches(make, 2.0 * text.size, load=load)
-
-
-def _exact(rows: Any, types: Types, file: DataFile) -> Any:
-    """Raises on whole numbers in a text that 64 bits do not hold, of which Arrow has made fractions."""
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        if pt.is_float64(column.type) and name not in types:
-            most = max((abs(bound) for bound in pc.min_max(column).as_py().values() if bound is not None), default=0.0)
-            if TOO_LARGE <= most < math.inf and pc.all(pc.equal(pc.floor(column), column)).as_py():
-                raise DataError(
-                    f"column {name!r} of {file} has whole numbers that 64 bits do not hold, as {most:.0f}: they would "
-                    f"be rounded. Leave it out, or give dtypes={{{name!r}: 'float64'}}."
-                )
-    return rows
 
 
 class _Text:

@@ -142,7 +142,7 @@ def _mark(value: Any, known: Container[int], depth: int = 0) -> Any:
     if kind is np.ndarray or isinstance(value, np.generic):
         if value.dtype not in _ARRAYS:
             return ()
-        return kind, value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value)).digest()
+        return kind, value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
     if kind in (list, tuple, dict):
         if len(value) > MOST_ITEMS or depth > DEEPEST:
             return ()

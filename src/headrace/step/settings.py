@@ -174,16 +174,16 @@ def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
     user's own is called, as a loop calls it: it may keep a layer in eval mode, or change weights.
     """
     before = [(module, module.training) for model in models for module in model.modules()]
-    for model in models:
-        if not training:
-            model.eval()
-        elif not model.training:
-            model.train()
-        elif any(map(_has_own_mode, model.modules())):
-            rests = [module for module in model.modules() if not module.training]
-            model.train()
-            _put_back((module, False) for module in rests)
     try:
+        for model in models:
+            if not training:
+                model.eval()
+            elif not model.training:
+                model.train()
+            elif any(map(_has_own_mode, model.modules())):
+                rests = [module for module in model.modules() if not module.training]
+                model.train()
+                _put_back((module, False) for module in rests)
         yield
     finally:
         _put_back(before)

@@ -390,4 +390,4 @@ class Made:
         if how.calls_no_user_code and not update.scales and self._step is None:
             self._step = update.arena.hooks.prepared()
             if self._step is None:  # the optimizer's step calls code of the user's
-                update.touched()
+                update.steps.touched()

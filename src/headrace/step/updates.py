@@ -186,7 +186,9 @@ class Updates:
         """Makes model and optimizers ordinary again."""
         self.touched()
         self._tape_note = self.tape_note
-        each, self._each, self._answers, self.failed_step = self._each, [], {}, ""
+        each, self._each, self.failed_step = self._each, [], ""
+        while self._answers:
+            self._answers.popitem()[1].release()
         if each:
             self.strategy.release()
         with ExitStack() as stack:  # each of them, even if one fails

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from ..errors import ConfigError
 from ..store.document import Row
 
-_SMALL = re.compile(r"loss(/.*)?|(error|mae|mse)(:.*)?")
+_SMALL = re.compile(r"loss(/.*)?|(error|mae|mse|perplexity)(:.*)?")
 _LARGE = re.compile(r"(accuracy|precision|recall|f1|auroc|iou|r2|top-\d+)(:.*)?")
 _OF_A_FAMILY = re.compile(r"(train|val|test)[/_.:-](.+)")
 

@@ -43,7 +43,7 @@ class Turns:
     forms: dict[Any, Any] = field(default_factory=dict)
     """The forms of operations that the tapes of all have found: a search takes longer than an update."""
     touches: int = 0
-    """How often one of them has called code of the user's, which may have changed anything that all use."""
+    """How often one of them has called code of the user's outside of passes; it may have changed what all use."""
     first: Any = None
     """Who records passes first; the others learn from it what that costs."""
     cost_s: float = 0.0

@@ -117,9 +117,13 @@ def open_center(comm: "Comm", center: Center | None) -> CenterClient:
     if center is not None:
         key, host = secrets.token_bytes(_KEY_BYTES), _own_address()
         server = socket.create_server((host, 0), family=getattr(socket, _family(host)), backlog=center.count)
+        try:
+            comm.share([*server.getsockname()[:2], key.hex()])
+        except BaseException:
+            server.close()
+            raise
         arguments = center, server, key, time.monotonic() + comm.timeout_s
         threading.Thread(target=_accept, args=arguments, name="headrace-center", daemon=True).start()
-        comm.share([*server.getsockname()[:2], key.hex()])
         return CenterClient(comm, center)
     host, port, shared = comm.share()
     connection: Connection = comm.attempt(Client, (host, port), _family(host), bytes.fromhex(shared))
@@ -132,11 +136,15 @@ def _accept(center: Center, server: socket.socket, key: bytes, until_s: float) -
     server.settimeout(PAUSE_S)
     with server:
         while len(center.came) < center.count - 1 and time.monotonic() < until_s:
-            with suppress(OSError):  # nobody has come meanwhile
+            try:
                 channel, _ = server.accept()
-                channel.setblocking(True)
-                arguments = center, Connection(channel.detach()), key
-                threading.Thread(target=_serve, args=arguments, name="headrace-center", daemon=True).start()
+            except OSError as error:
+                if not isinstance(error, TimeoutError):  # nothing is free for the connection: perhaps soon
+                    time.sleep(PAUSE_S)
+                continue
+            channel.setblocking(True)
+            arguments = center, Connection(channel.detach()), key
+            threading.Thread(target=_serve, args=arguments, name="headrace-center", daemon=True).start()
 
 
 def _serve(center: Center, connection: Connection, key: bytes) -> None:

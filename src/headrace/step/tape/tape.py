@@ -113,6 +113,7 @@ class PassKind:
     def forget(self) -> None:
         """The recording is of no use any more."""
         self.tape, self.state, self.seeds, self.seen, self.due = None, None, None, 0, CHECKS
+        self.replays, self.eager_s, self.replay_s = 0, math.inf, math.inf
 
 
 def outputs_of(terms: Mapping[str, Term]) -> Any:

@@ -141,6 +141,9 @@ class Tapes:
 
     def release(self) -> None:
         """Lets go of all recordings, and of the nodes that add up gradients."""
+        self._of_macrobatch = None, None, 0
+        if self.turns.first is self:
+            self.turns.first, self.turns.gain_s = None, 0.0
         for kind in self._kinds.values():
             kind.forget()
 
