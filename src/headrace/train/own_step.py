@@ -85,7 +85,7 @@ class UnsavedOptimizers:
     def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module], log: Callable[[str], None]) -> None:
         self._known: WeakSet[Optimizer] = WeakSet(part for each in saved for part in (each, *parts_of(each)))
         self._modules, self._log = modules, log
-        self._told: set[str] = set()  # the warnings that were given
+        self._warnings: set[str] = set()  # the warnings that were given
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -103,8 +103,8 @@ class UnsavedOptimizers:
         finally:
             handle.remove()
         for message in found:
-            if message and message not in self._told:
-                self._told.add(message)
+            if message and message not in self._warnings:
+                self._warnings.add(message)
                 self._log(message)
                 warnings.warn(message, stacklevel=2)
 

@@ -1,4 +1,4 @@
-"""Passes over data that change nothing, and the scores that they give."""
+"""Passes over data that train nothing, and the scores that they give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recorded pass depends on besides its batch; it is compared before every replay, so changes are noticed."""
+"""What a recorded pass depends on besides its batch. It is compared before an update is prepared."""
 
 import collections
 import functools
