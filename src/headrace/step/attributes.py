@@ -27,6 +27,7 @@ _OF_PARTS = ("_parameters", "_buffers")
 _ARRAYS = {np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)} | {
     np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64")
 }
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 MOST_ITEMS, DEEPEST = 10_000, 8
 """The items of a container, and the containers within each other, that are looked at."""
 Place = tuple[str, str]
@@ -246,7 +247,7 @@ def _moved(now: Any, kind: str, state: Any) -> Any:
         return old
     name = state["bit_generator"]
     if not isinstance(now, np.random.Generator) or type(now.bit_generator).__name__ != name:
-        if not hasattr(np.random, name):
+        if name not in _BIT_GENERATORS:
             raise CheckpointError(f"the random generator {name!r} is none of NumPy's, and cannot be made again.")
         now = np.random.Generator(getattr(np.random, name)())
     now.bit_generator.state = state
