@@ -248,6 +248,7 @@ def test_updates_that_are_not_made_or_made_in_parts_leave_what_torch_leaves(what
     check(make)
 
 
+@pytest.mark.filterwarnings("ignore:predict. an output of shape")  # one adds up its rows
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
