@@ -150,17 +150,19 @@ def _mark(value: Any, known: Container[int], depth: int = 0) -> Any:
         items = [each for pair in value.items() for each in pair] if kind is dict else value
         marks = [_mark(item, known, depth + 1) for item in items]
         return (kind, tuple(marks)) if all(marks) else ()
-    return () if depth else _mark_of_generator(value)
+    state = {} if depth else _of_generator(value)
+    return _mark(state, known) if state else ()
 
 
-def _mark_of_generator(value: Any) -> Any:
+def _of_generator(value: Any) -> dict[str, Any]:
+    """The state of a random generator, by its kind; nothing for anything else."""
     if isinstance(value, torch.Generator):
-        return "torch", value.get_state().numpy().tobytes()
+        return {"torch": [value.get_state().numpy(), value.device.type]}
     if isinstance(value, np.random.Generator):
-        return "numpy", repr(value.bit_generator.state)
+        return {"numpy": value.bit_generator.state}
     if isinstance(value, np.random.RandomState) and type(value._bit_generator) is np.random.MT19937:
-        return "legacy", _mark(value.get_state(legacy=False), ())
-    return ("python", value.getstate()) if type(value) is random.Random else ()
+        return {"legacy": value.get_state(legacy=False)}
+    return {"python": value.getstate()} if type(value) is random.Random else {}
 
 
 def _mark_of_tensor(tensor: Tensor, known: Container[int]) -> Any:
@@ -193,15 +195,9 @@ def _is_away(leaf: Any) -> bool:
 
 def _saved(value: Any) -> Any:
     """A value as a checkpoint stores it."""
-    if isinstance(value, torch.Generator):
-        return {"torch": [value.get_state(), value.device.type]}
-    if isinstance(value, np.random.Generator):
-        return {"numpy": value.bit_generator.state}
-    if isinstance(value, np.random.RandomState):
-        return {"legacy": value.get_state(legacy=False)}
-    if isinstance(value, random.Random):
-        return {"python": value.getstate()}
-    return {"number": np.asarray(value)} if isinstance(value, np.generic) else {"plain": value}
+    if isinstance(value, np.generic):
+        return {"number": np.asarray(value)}
+    return _of_generator(value) or {"plain": value}
 
 
 def _restored(saved: Mapping[str, Any], now: Any, same: bool) -> Any:
@@ -235,7 +231,7 @@ def _moved(now: Any, kind: str, state: Any) -> Any:
     if kind == "torch":
         state, device = state
         moved = now if isinstance(now, torch.Generator) and now.device.type == device else torch.Generator(device)
-        moved.set_state(state)
+        moved.set_state(torch.from_numpy(state))
         return moved
     if kind == "python":
         drawn = now if isinstance(now, random.Random) else random.Random()
