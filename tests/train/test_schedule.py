@@ -215,13 +215,18 @@ def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_rate(
         (hr.Schedule(lambda optimizer: rates.StepLR(optimizer, 1)), [1.0] * 5),
     ],
 )
+@pytest.mark.parametrize("another", [False, True], ids=["one trainer", "another trainer"])
 def test_a_rate_that_is_set_between_two_trainings_is_what_the_schedule_begins_with(
-    schedule: Any, expected: list[float]
+    another: bool, schedule: Any, expected: list[float]
 ) -> None:
     trainer = make(schedule, rate=0.1)
     limits = {"epochs": 2} if isinstance(schedule, hr.Schedule) else {"steps": 10}
     first = used(trainer, **limits)
     trainer.optimizer.param_groups[0]["lr"] = 0.01
+    if another:
+        trainer.release()
+        model, optimizer = trainer.model, trainer.optimizer
+        trainer = small.trainer(model, optimizer=optimizer, batch_size=BATCH, schedule=schedule)
     if schedule is down:  # a training that is refused does not take it
         with pytest.raises(hr.ConfigError, match="minutes vary"):
             used(trainer, minutes=1.0)

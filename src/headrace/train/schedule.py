@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -123,14 +124,26 @@ def make_rates(
     return _ByProgress(schedule, optimizers, limits, batches, rows)
 
 
-def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
-    """Sets rates to where the last training began, or keeps those that have been changed since it `left` them."""
-    for group in groups_of(optimizers):  # not all of torch's schedulers remember it
-        group.setdefault("initial_lr", float(group["lr"]))
-    for group, rate in zip(groups_of(optimizers), left, strict=False):
-        if float(group["lr"]) != rate:
-            group["initial_lr"] = float(group["lr"])
-        put_rate(group, group["initial_lr"])
+_LEFT: WeakKeyDictionary[Optimizer, list[float]] = WeakKeyDictionary()
+"""Where the last training with a schedule has left the rates of an optimizer."""
+
+
+def begin_anew(optimizers: Sequence[Optimizer]) -> None:
+    """Sets rates to where the last training began, or keeps those that have been changed since it ended."""
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        for group in groups:  # not all of torch's schedulers remember it
+            group.setdefault("initial_lr", float(group["lr"]))
+        for group, rate in zip(groups, _LEFT.get(optimizer, ()), strict=False):
+            if float(group["lr"]) != rate:
+                group["initial_lr"] = float(group["lr"])
+            put_rate(group, group["initial_lr"])
+
+
+def end_rates(optimizers: Sequence[Optimizer]) -> None:
+    """Remembers the rates at the end of a training: the next one sees by them whether others have been set."""
+    for optimizer in optimizers:
+        _LEFT[optimizer] = [float(group["lr"]) for group in optimizer.param_groups]
 
 
 class Rates:
