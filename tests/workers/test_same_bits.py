@@ -285,7 +285,7 @@ def meet(fields: Any) -> Any:
         (lambda: fits(microbatch=5), ConfigError, "Use more than|use more than parts=8"),
         (
             lambda: fits(microbatch=4, batch_size={0: 8, "1 epoch": 64}),
-            *(ConfigError, "less than the 8 rows of a part of the largest batch"),
+            *(ConfigError, "less than the 8 rows of a part of a batch of"),
         ),
         (lambda: fits(compile=True), ConfigError, "compiled model"),
         (lambda: fits(data=OwnShards()), ConfigError, "elastic"),

@@ -9,23 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..adapters.iterables import LoaderSource
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding
-from ..data.ragged import Ragged
 from ..data.reader import Reader
 from ..data.source import Source
-from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length, as_count
 from ..loss.objective import ByTrainStep, Objective, Supervised, scoring
 
-SCAN_ROWS = 65536
 _AUTO: ContextVar[str] = ContextVar("device", default="auto")
 OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
 """Settings of an update, by what they are where nothing is to be done."""
@@ -182,11 +179,11 @@ def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int
 
 
 def fits_parts(microbatch: Any, batch: int, parts: int) -> None:
-    """Raises if a part of the largest batch has more rows than pass the model at once."""
+    """Raises if a part of a batch of so many rows has more of them than pass the model at once."""
     most = -(-batch // parts)
     if isinstance(microbatch, int) and microbatch < most:
         raise ConfigError(
-            f"microbatch={microbatch} is less than the {most} rows of a part of the largest batch, of {batch}. A part "
+            f"microbatch={microbatch} is less than the {most} rows of a part of a batch of {batch}. A part "
             f"passes the model at once, since its bits depend on all its rows: use more than parts={parts}, or a "
             "larger microbatch.",
             argument="microbatch",
@@ -362,30 +359,3 @@ def columns_of(source: Source | None) -> Mapping[str, Any]:
     """The columns of a source that is an array in memory, unless an augmentation makes others of them."""
     known = isinstance(source, Reader) and isinstance(source.table, ArrayTable) and source.augment is None
     return source.table.columns if known else {}  # type: ignore[union-attr]
-
-
-def finite(source: Source, name: str) -> None:
-    """Reads everything once and raises on a NaN or an infinity."""
-    if not isinstance(source, Reader):
-        warnings.warn(f"scan=True: the {name} data are a stream and cannot be scanned beforehand.", stacklevel=3)
-        return
-    table = source.table
-    for start in range(0, len(table), SCAN_ROWS):
-        batch = table.rows(start, min(len(table), start + SCAN_ROWS))
-        for stream in batch.fields:
-            bad = _not_finite(batch[stream])
-            if len(bad):
-                raise DataError(
-                    f"the {name} data: stream {stream!r} is not finite in row {start + int(bad[0])} "
-                    f"({len(bad)} such rows up to row {start + batch.rows}). Drop or repair them."
-                )
-
-
-def _not_finite(field: Any) -> Tensor:
-    """The rows in which a field holds a NaN or an infinity."""
-    if isinstance(field, Tensor):
-        return torch.nonzero(~torch.isfinite(field).reshape(len(field), -1).all(dim=1)).view(-1)
-    if not isinstance(field, Ragged | Sparse) or field.values is None:
-        return torch.empty(0, dtype=torch.int64)
-    rows: Tensor = torch.unique(field.rows_of(_not_finite(field.values).cpu()))
-    return rows

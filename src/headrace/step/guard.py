@@ -70,8 +70,7 @@ class Guard(ABC):
         self.skipped += count
         if not self.skip:
             raise NonFiniteError(
-                f"{what} {untouched} "
-                "Lower the rate, use clip_norm=, look for bad rows with scan=True, or set nonfinite='skip'."
+                f"{what} {untouched} Lower the rate, use clip_norm=, look for NaN in the rows, or set nonfinite='skip'."
             )
 
 

@@ -18,6 +18,7 @@ from ..store import rng
 from ..workers.comm import largest
 from ..workers.synchronous import Reach, refuse_sparse
 from ..workers.tree import Node, WorkerTree, is_part, tree_sum
+from .check import fits_parts
 from .passes import Pass, Weights
 from .settings import is_compiled
 from .shared_terms import SharedTerms
@@ -58,7 +59,7 @@ class Parts(Pass):
 
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
         parts = {part.part: part for part in self._shard.parts_of(batch)}
-        self._check(parts)
+        fits_parts(self._update.steps.microbatch, batch.total, self._shard.parts)
         cuts = self._shard.cuts(batch.total)
         self._terms.begin(batch)
         divisors = self._divisors(parts, cuts)
@@ -86,15 +87,6 @@ class Parts(Pass):
 
     def add(self, batch: Batch, outcome: Outcome, divide: Any = None, last: Any = None) -> None:
         raise NotImplementedError("a batch that is cut into parts is no part of another")
-
-    def _check(self, parts: Mapping[int, Batch]) -> None:
-        most, rows = max((part.rows for part in parts.values()), default=0), self._update.steps.microbatch
-        if rows is not None and rows < most:
-            raise ConfigError(
-                f"microbatch={rows} is less than the {most} rows of a part. A part passes the model at once, since its "
-                f"bits depend on all its rows: use more than parts={self._shard.parts}, or a larger microbatch.",
-                argument="microbatch",
-            )
 
     def _versions(self) -> dict[str, int]:
         return {} if self._objective is None else {n: b._version for n, b in self._objective.named_buffers()}

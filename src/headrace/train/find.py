@@ -81,7 +81,7 @@ def find_lr(trainer: Any, train: Any, *, lowest: float = 1e-7, highest: float = 
     if not math.isfinite(losses[-1]) and len(losses) <= FEWEST:
         raise NonFiniteError(
             f"the loss is not finite after {len(losses) - 1} updates, at a rate of {last}: too few to see anything. "
-            "Lower lowest=, or look for bad rows: fit(..., scan=True)."
+            "Lower lowest=, or look for NaN in the data."
         )
     why = f"it diverged at {last}" if _diverged(losses) else f"up to {last} it did not diverge"
     finite = losses if math.isfinite(losses[-1]) else losses[:-1]

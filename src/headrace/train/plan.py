@@ -68,7 +68,7 @@ class Plan:
         """The settings that a run is resumed with."""
         return {"validate_every": str(self.validate_every), "log_every": str(self.log_every)}
 
-    def check(self, trainer: Trainer, scan: bool) -> None:
+    def check(self, trainer: Trainer) -> None:
         """Raises on whatever can be known not to work."""
         objectives, scorers, metrics = trainer.objectives, trainer.eval_objectives, trainer.metrics
         given = {"train": self.train, **self.scored}
@@ -79,8 +79,6 @@ class Plan:
                 check.ends(source, name)
                 check.another(source, self.train, name)
             check.same_encoding(self.train.encoding, source.encoding, name, owner="train")
-            if scan:
-                check.finite(source, name)
         check.warn_if_reordered(encoding_of(trainer.model), self.train.encoding)
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
@@ -108,7 +106,6 @@ def prepare(
     progress: str | bool,
     validate_every: str | Length = "1 epoch",
     log_every: str | Length = "1 epoch",
-    scan: bool = False,
     callbacks: Sequence[Callback] = (),
     run: str | Path | Run | None = None,
 ) -> tuple[Plan, Info, Checkpointer, Workers]:
@@ -144,7 +141,7 @@ def prepare(
     every = interval(validate_every, "validate_every"), interval(log_every, "log_every")
     plan = Plan(source, validated, tested, *every, called, others)
     check.has_an_end(source, bounds, sized=trainer.batch_size is not None)
-    plan.check(trainer, scan)
+    plan.check(trainer)
     if plan.scored and not trainer.has_own_evaluate_step:
         check.can_score(trainer.eval_objectives)
     info = Info(trainer, Counters(), bounds, History(), ("train", *plan.val), train=source)

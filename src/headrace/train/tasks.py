@@ -180,5 +180,5 @@ def warn_if_nothing_was_learnt(tried: int, left_out: int, skipped: int) -> None:
     if tried and max(left_out, skipped) >= tried:
         why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
         if skipped:
-            why = "a loss or a gradient was not finite. Lower the rate, clip it, look for bad rows: scan=True."
+            why = "a loss or a gradient was not finite. Lower the rate, clip it, look for NaN in the data."
         warnings.warn(f"none of the {tried} updates was made, and the weights are as they were: {why}", stacklevel=4)

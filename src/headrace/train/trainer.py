@@ -326,7 +326,6 @@ class Trainer:
         progress: str | bool = "auto",
         validate_every: str | Length = "1 epoch",
         log_every: str | Length = "1 epoch",
-        scan: bool = False,
         callbacks: Sequence[Callback] = (),
         run: str | Path | Run | None = None,
     ) -> History:
@@ -343,7 +342,6 @@ class Trainer:
             progress: "auto", "bar", "plain", or `False` for none.
             validate_every: a length, as in "1 epoch" or "500 steps".
             log_every: how often a row is added to the history.
-            scan: whether to look for NaN in the data first.
             callbacks: called at the points that `Callback` names.
             run: the directory to save to and resume from, or `hr.Run(path, ...)`.
         """
