@@ -292,7 +292,7 @@ TAPE = [
         "the first microbatch is replayed like the others",
         "likeness = (first, self.divided,",
         "likeness = (True, self.divided,",
-        "step/test_tape.py",
+        "train/test_repeats.py",
     ),
     _fault(
         "workers that have their turn within a pass use the same memory",

@@ -208,6 +208,17 @@ class Half(nn.Module):
         return self.inner(x.bfloat16())
 
 
+class Waves(nn.Module):
+    """Has complex numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(33, 7, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
 def decaying_weights(model: nn.Module) -> torch.optim.Optimizer:
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]
@@ -237,6 +248,7 @@ EXACT: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "clipped by value": (odd_mlp, MOMENTUM, {"clip_value": 0.01}, {"clip_value": 0.01}),
     "no arena": (odd_mlp, MOMENTUM, {}, {"arena": False}),
     "parameters in half precision": (Half, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
+    "complex numbers": (Waves, lambda model: torch.optim.Adam(model.parameters(), lr=1e-2), {}, {}),
     "sparse gradients": (Bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
     "an optimizer that needs shapes": (odd_mlp, lambda model: torch.optim.Adafactor(model.parameters()), {}, {}),
 }

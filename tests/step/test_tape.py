@@ -1,6 +1,5 @@
 """The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
 
-import math
 import sys
 from collections.abc import Callable
 from itertools import product
@@ -19,7 +18,6 @@ from headrace.step.tape import tapes
 
 ROWS, BATCH, EPOCHS = 103, 10, 4
 X, Y = data(ROWS)
-W = torch.rand(ROWS, generator=torch.Generator().manual_seed(3))
 
 Make = Callable[[], nn.Module]
 
@@ -43,45 +41,6 @@ def fit(trainer: hr.Trainer, data: Any = (X, Y), **options: Any) -> list[Tensor]
     torch.manual_seed(7)
     trainer.fit(data, epochs=EPOCHS, progress=False, **options)
     return [value.clone() for value in trainer.model.state_dict().values()]
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "microbatches of two sizes": {"make": simple, "microbatch": 4},
-    "three microbatches": {"make": simple, "microbatch": 3, "batch_size": 9},
-    "four microbatches": {"make": simple, "microbatch": 2, "batch_size": 8},
-    "clipped by norm": {"clip_norm": 0.1},
-    "clipped by value": {"clip_value": 0.01},
-    "class weights": {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))},
-    "class weights in microbatches": {
-        "make": simple,
-        "microbatch": 4,
-        "loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0])),
-    },
-    "ignored labels": {"loss": nn.CrossEntropyLoss(ignore_index=1)},
-    "smoothed labels": {"loss": hr.CrossEntropy(label_smoothing=0.1)},
-    "a prior": {"loss": hr.CrossEntropy() + hr.L2Prior(1e-3)},
-    "weights of rows": {"loss": hr.CrossEntropy(weight="w"), "data": {"x": X, "y": Y, "w": W}},
-    "bfloat16": {"precision": "bf16"},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_training_from_a_tape_has_torchs_bits(way: str) -> None:
-    options = dict(WAYS[way])
-    make, data = options.pop("make", mlp), options.pop("data", (X, Y))
-    plain = trainer_of(make, False, **options)
-    taped = trainer_of(make, True, **options)
-    assert same(fit(plain, data), fit(taped, data))
-    assert plain.history.rows == taped.history.rows
-
-
-def test_a_tape_says_that_it_is_replayed() -> None:
-    """The control: what the others compare is not torch with torch."""
-    trainer = trainer_of(mlp, True)
-    notes = [trainer.tape_note for _ in trainer.steps((X, Y), epochs=EPOCHS)]
-    assert not notes[0]
-    assert "replayed from a tape" in notes[-1]
 
 
 def test_a_pass_whose_replay_is_not_quicker_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,19 +74,6 @@ def test_predictions_and_validations_are_torchs_and_are_kept() -> None:
     assert torch.equal(kept, before)
     assert torch.equal(kept, plain.predict({"x": X}))
     assert taped.validate((X, Y)) == plain.validate((X, Y))
-
-
-def test_ignored_labels_in_some_macrobatches_only_have_torchs_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where none is ignored, the weight of a batch is its number of rows, which is another recording."""
-    monkeypatch.setattr(tapes, "GAIN", math.inf)
-    monkeypatch.setattr(tapes, "SHARE", math.inf)
-    rare = Y.clone()
-    rare[::50] = -100
-    rare[40:60] = -100  # a whole batch teaches nothing, and its update is left out
-    data = hr.Reader(hr.ArrayTable({"x": X, "y": rare}), order="none")
-    plain, taped = (trainer_of(simple, tape, macrobatch=20) for tape in (False, "auto"))
-    assert same(fit(plain, data), fit(taped, data))
-    assert "replayed" in taped.tape_note
 
 
 class Meddles(hr.Callback):

@@ -1,4 +1,5 @@
-"""Updates of `fit` that nobody looks at are made in one go, with the weights, numbers and errors of a loop of steps."""
+"""Updates of `fit` that nobody looks at are made in one go, from a tape, with the weights, numbers and errors of a loop
+of steps, and of one without a tape."""
 
 import math
 import threading
@@ -65,6 +66,8 @@ BY_SAMPLES = {"log_every": "100 samples", "val": DATA, "validate_every": "13 ste
 IGNORED = Y.clone()
 IGNORED[torch.arange(0, ROWS, 5)] = -100
 IGNORED[200:216] = -100
+IGNORED[300:] = Y[300:]
+WEIGHED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # of the trainer, of `fit`, and how many at least
     "as it is": ({}, {}, 100),
     "statistics and random numbers": ({"normalised": True}, {}, 100),
@@ -85,19 +88,27 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # of the traine
     "until a step": ({}, {"epochs": None, "steps": 77}, 50),
     "until a sample": ({}, {"epochs": None, "samples": 777}, 60),
     "with a short last batch": ({"batch_size": 7}, {}, 100),
-    "microbatches": ({"microbatch": 3}, {}, 0),
+    "microbatches of two sizes": ({"microbatch": 3, "tape": True}, {}, 0),
+    "three microbatches": ({"microbatch": 3, "batch_size": 9, "tape": True}, {}, 0),
+    "four microbatches": ({"microbatch": 2, "tape": True}, {}, 0),
     "without a tape": ({"tape": False}, {}, 0),
     "without vectors": ({"arena": False}, {}, 0),
     "two terms": ({"loss": hr.CrossEntropy() + hr.L2Prior(0.1)}, {}, 100),
-    "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}, {}, 100),
+    "class weights": ({"loss": WEIGHED}, {}, 100),
+    "class weights in microbatches": ({"loss": WEIGHED, "microbatch": 3, "tape": True}, {}, 0),
+    "smoothed labels": ({"loss": hr.CrossEntropy(label_smoothing=0.1)}, {}, 100),
+    "weights of rows": ({"loss": hr.CrossEntropy(weight="w")}, {"data": {"x": X, "y": Y, "w": X[:, 0].abs()}}, 100),
     "ignored labels, some batches of no others": ({"order": "none"}, {"data": (X, IGNORED)}, 100),
+    "ignored labels in some macrobatches only": ({"order": "none", "macrobatch": 24}, {"data": (X, IGNORED)}, 40),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_bits_and_reports_are_those_of_a_loop_of_steps(way: str, counted: Counted) -> None:
     trainer_options, options, least = WAYS[way]
+    torchs = trained(make(**{**trainer_options, "tape": False}), driven=True, **options)
     expected = trained(make(**trainer_options), driven=True, **options)
+    assert not (where := difference(expected, torchs)), where
     assert counted.made == 0, "whoever drives the loop sees every step"
     found = trained(make(**trainer_options), driven=False, **options)
     assert not (where := difference(found, expected)), where
