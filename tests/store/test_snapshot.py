@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ def change(tensors: dict[str, Tensor]) -> None:
     """Every value of every storage becomes another."""
     for storage in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}.values():
         raw = torch.empty(0, dtype=torch.uint8).set_(storage)
-        raw.add_(77)
+        raw.bitwise_xor_(1)  # a boolean stays one
 
 
 def test_copies_have_the_values_and_keep_them_and_the_next_ones_use_the_same_memory() -> None:
@@ -69,35 +68,13 @@ def test_copies_have_the_values_and_keep_them_and_the_next_ones_use_the_same_mem
         assert found == memory
 
 
-def test_tensors_of_one_storage_are_copied_together_and_stay_views_of_it() -> None:
+def test_the_same_view_of_memory_is_copied_once() -> None:
     home = torch.arange(10.0)
-    tensors = {
-        "whole": home,
-        "first": home[:4],
-        "tied": home[:4],
-        "last": home[4:].view(2, 3),
-        "as": home.view(torch.int32),
-    }
-    copy = Copier()(tensors)
-    assert len({tensor.untyped_storage().data_ptr() for tensor in copy.values()}) == 1
-    copy["whole"][0] = 99.0
-    assert copy["first"][0] == copy["tied"][0] == 99.0
+    tied = {"first": home[:4], "tied": home[:4], "transposed": home[:4].view(2, 2).T, "as": home[:4].view(torch.int32)}
+    copy = Copier()(tied)
+    copy["first"][0] = 99.0
+    assert [copy[name].view(torch.float32).reshape(-1)[0] for name in tied] == [99.0, 99.0, 0.0, 0.0]
     assert home[0] == 0.0
-
-
-@pytest.mark.parametrize("order", [("small", "large"), ("large", "small")])
-def test_two_storages_that_begin_at_the_same_place_are_copied_as_they_are(order: tuple[str, str]) -> None:
-    """As arrays of NumPy are, one of which is the beginning of the other."""
-    array = np.arange(10.0)
-    tensors = {"small": torch.from_numpy(array[:3]), "large": torch.from_numpy(array)}
-    copy = Copier()({name: tensors[name] for name in order})
-    assert {name: copy[name].tolist() for name in order} == {name: tensors[name].tolist() for name in order}
-
-
-def test_a_small_part_of_a_large_storage_is_copied_alone() -> None:
-    copy = Copier()({"part": torch.zeros(1_000_000)[10:20], "other": torch.zeros(1_000_000)[::1000]})
-    assert copy["part"].untyped_storage().nbytes() == 40
-    assert copy["other"].untyped_storage().nbytes() == 4000
 
 
 class Tagged(Tensor):

@@ -2,8 +2,9 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -15,63 +16,47 @@ Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 SLOW_S = 60.0  # that a write is waited for before whoever looks on is told what the training waits for
-WHOLE_SHARE = 0.5  # of a storage that has to be wanted for it to be copied in one go
+EVEN = 64  # bytes: where torch begins what it allocates
 
 
 class Copier:
-    """Copies tensors into memory that it keeps, so that the next copy costs no page faults.
+    """Copies tensors into memory on the host that it keeps, so that the next copy costs no page faults.
 
-    A copy is valid until the next one is made. Tensors that share memory, as those of an arena do, are copied
-    together; which part of the copy is whose is found out when it is asked for.
+    A copy is valid until the next one is made. Tensors that are the same view of the same memory are copied once.
     """
 
     def __init__(self) -> None:
-        self._rooms: list[Tensor] = []
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def __call__(self, tensors: Mapping[Name, Tensor]) -> "Copies[Name]":
+    def __call__(self, tensors: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
         """The same names, the same values."""
-        self._rooms, rooms = [], _Rooms(self._rooms)
-        found = Copies(tensors)
-        for memory, names in _by_memory(tensors).items():
-            first = max((tensors[name] for name in names), key=_end) if memory else tensors[names[0]]
-            storage = first.untyped_storage()
-            if memory and sum(tensors[name].nbytes for name in names) >= WHOLE_SHARE * storage.nbytes():
-                room = rooms(storage.nbytes(), first)
-                raw = torch.empty(0, dtype=torch.uint8, device=first.device).set_(storage)
-                room.copy_(raw, non_blocking=True)
-                found.whole |= dict.fromkeys(names, room)
-                self._rooms.append(room)
-                continue
-            for name in names:
-                room = rooms(tensors[name].nbytes, tensors[name])
-                found.single[name] = room.view(tensors[name].dtype).view(tensors[name].shape)
-                found.single[name].copy_(tensors[name].detach(), non_blocking=True)
-                self._rooms.append(room)
-        for device in {tensor.device for tensor in tensors.values()} - {torch.device("cpu")}:
+        views = {name: _view(name, tensor) for name, tensor in tensors.items()}
+        sources = dict(zip(views.values(), tensors.values(), strict=True))
+        bounds = [0, *accumulate(-(-tensor.nbytes // EVEN) * EVEN for tensor in sources.values())]
+        devices = {tensor.device for tensor in sources.values()} - {torch.device("cpu")}
+        if len(self._memory) != bounds[-1]:
+            self._memory = torch.empty(0, dtype=torch.uint8)  # before more is asked for
+            self._memory = torch.empty(bounds[-1], dtype=torch.uint8, pin_memory=bool(devices))
+        copies = {
+            view: self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for (view, tensor), start in zip(sources.items(), bounds, strict=False)
+        }
+        if copies:
+            torch._foreach_copy_([*copies.values()], [t.detach() for t in sources.values()], non_blocking=True)
+        for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        return found
+        return {name: copies[view] for name, view in views.items()}
 
 
-class Copies(Mapping[Name, Tensor]):
-    """What tensors were when they were copied, by the names that they were given."""
-
-    def __init__(self, tensors: Mapping[Name, Tensor]) -> None:
-        self._places = {n: (t.dtype, t.shape, t.stride(), t.storage_offset()) for n, t in tensors.items()}
-        self.whole: dict[Name, Tensor] = {}
-        self.single: dict[Name, Tensor] = {}
-
-    def __getitem__(self, name: Name) -> Tensor:
-        if name in self.single:
-            return self.single[name]
-        room, (dtype, shape, stride, offset) = self.whole[name], self._places[name]
-        numbers = room[: room.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-        return numbers.as_strided(shape, stride, offset)
-
-    def __iter__(self) -> Iterator[Name]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+def _view(name: Hashable, tensor: Tensor) -> Hashable:
+    """What tells whether two tensors are the same; raises on what is no dense tensor."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or type(tensor) not in _PLAIN:
+        path = "/".join(map(str, name)) if isinstance(name, tuple) else name
+        raise CheckpointError(
+            f"{path!r} is a {type(tensor).__name__} ({tensor.layout}), which cannot be saved; dense ones can."
+        )
+    where = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return *where, tensor.shape, tensor.stride()
 
 
 class Saver:
@@ -133,45 +118,3 @@ def beside(call: Callable[[], Result]) -> Callable[[], Result]:
     except RuntimeError:  # it starts no threads any more
         run()
     return done.result
-
-
-class _Rooms:
-    """Memory from the last time, where it fits; new memory where not."""
-
-    def __init__(self, before: Iterable[Tensor]) -> None:
-        self._before: dict[tuple[int, bool], list[Tensor]] = {}
-        for room in before:
-            self._before.setdefault((room.numel(), room.is_pinned()), []).append(room)
-
-    def __call__(self, size: int, like: Tensor) -> Tensor:
-        pinned = like.device.type == "cuda"
-        known = self._before.get((size, pinned))
-        return known.pop() if known else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-
-
-def _by_memory(tensors: Mapping[Name, Tensor]) -> dict[tuple[int, torch.device] | None, list[Name]]:
-    """Names of tensors by the memory they share; `None`: those that are no plain view of any, as a conjugate.
-
-    Where memory begins is computed: asking a tensor for its storage costs a hundred times as much.
-    """
-    groups: dict[tuple[int, torch.device] | None, list[Name]] = {}
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or type(tensor) not in _PLAIN:
-            path = "/".join(map(str, name)) if isinstance(name, tuple) else name
-            raise CheckpointError(
-                f"{path!r} is a {type(tensor).__name__} ({tensor.layout}), which cannot be saved; dense ones can."
-            )
-        alone = not tensor.numel() or tensor.is_conj() or tensor.is_neg()
-        start = int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
-        groups.setdefault(None if alone else (start, tensor.device), []).append(name)
-    return groups
-
-
-def _end(tensor: Tensor) -> int:
-    """How far into its memory a tensor reaches, in elements of its own and then in bytes.
-
-    Memory that came from elsewhere may have several storages that begin alike; the longest holds them all.
-    """
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    reach = tensor.numel() if tensor.is_contiguous() else 1 + sum((size - 1) * stride for size, stride in steps)
-    return int((tensor.storage_offset() + reach) * tensor.element_size())
