@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -32,6 +33,7 @@ CACHE_BYTES = 1 << 21
 AT_ONCE = 64  # batches of a source that is pulled one by one which are staged together
 MOST_PARTS = 16  # more of a macrobatch are not staged for one worker of many
 DEVICE_BYTES = 64 << 20  # one that crosses a bus should be worth the journey
+Staged = Macrobatch | BaseException | None
 
 
 class Feed:
@@ -209,22 +211,22 @@ class _Ahead:
         waiting: Callable[[], None],
     ) -> None:
         self._source, self._make, self._copy, self._once, self._waiting = source, pull, copy, once, waiting
-        self._thread: _StagingThread | None = None
+        self._thread: threading.Thread | None = None
         self._reading = source
         self._pull: Pull | None = None
-        self._staged_ahead: list[Macrobatch | BaseException | None] = []  # staged for a feed that was left
+        self._staged_ahead: list[Staged] = []  # staged for a feed that was left
         self._began: State | None = None  # where the source stood when the thread began
 
     def next(self) -> Macrobatch | None:
-        if self._staged_ahead:
-            staged = self._staged_ahead.pop(0)
-        else:
-            thread = self._thread or self._start()
-            staged = thread.take(self._waiting, self._source)
+        staged = self._staged_ahead.pop(0) if self._staged_ahead else self._await(self._thread or self._start())
         if isinstance(staged, BaseException):
             raise staged
-        if self._thread is not None and _is_last(staged, self._once):
-            self._finish(self._thread)
+        if self._thread is not None:
+            # a source that has ended is left alone until it is rewound
+            if staged is None or staged.finishes or (self._once and staged.ends_epoch):
+                self._finish(self._thread)
+            else:
+                self._wanted.put(True)
         return None if staged is None else self._copy.wait(staged)
 
     def stop(self) -> State | None:
@@ -233,29 +235,52 @@ class _Ahead:
         began, self._began = self._began, None
         if thread is None:
             return None
-        thread.close()
+        with suppress(queue.Empty):
+            self._wanted.get_nowait()
+        self._end()
         thread.join(JOIN_TIMEOUT_S)
         if thread.is_alive():
             self._wait_or_abandon(thread)
-        self._staged_ahead += thread.drain()
+        while not self._staged.empty():
+            self._staged_ahead.append(self._staged.get())
         return began
 
     def forget(self) -> None:
         """Drops what was staged."""
         self._staged_ahead, self._pull = [], None
 
-    def _start(self) -> "_StagingThread":
+    def _start(self) -> threading.Thread:
         if self._pull is None:
             self._reading = self._source.independent_reader()
             self._pull = self._make(self._reading)
         self._began = copy.deepcopy(self._source.state_dict())
-        self._thread = _StagingThread(self._pull, self._copy, self._once)
-        weakref.finalize(self, self._thread.closed.set)  # it holds no feed, so that a forgotten one ends it
+        self._wanted, self._staged = queue.SimpleQueue[bool](), queue.SimpleQueue[Staged]()
+        arguments = (self._pull, self._copy, self._wanted, self._staged)
+        self._thread = threading.Thread(target=_stage, args=arguments, name=READS, daemon=True)
+        self._end = weakref.finalize(self, self._wanted.put, False)  # the thread of a feed that is forgotten ends
         self._thread.start()
+        self._wanted.put(True)
         return self._thread
 
+    def _await(self, thread: threading.Thread) -> "Staged":
+        """The next macrobatch, once it is staged."""
+        while True:
+            alive = thread.is_alive()
+            try:
+                return self._staged.get(timeout=POLL_S)
+            except queue.Empty:
+                self._waiting()
+            if thread is not self._thread:
+                return SourceError(f"the feed was closed while a batch of {_name(self._source)} was awaited.")
+            if not alive:
+                return SourceError(
+                    f"the thread that reads {_name(self._source)} is gone, and a batch was awaited of it. A process "
+                    "that was forked has no threads of its parent's: make the feed there."
+                )
+
     def _finish(self, thread: threading.Thread) -> None:
-        """The thread has ended with the data: the source stands where it does."""
+        """The data have ended: the source stands where the thread does."""
+        self._end()
         thread.join()
         self._thread = self._began = self._pull = None
         if self._reading is not self._source:
@@ -278,74 +303,17 @@ class _Ahead:
             )
 
 
-def _is_last(staged: Macrobatch | None, once: bool) -> bool:
-    """Whether nothing is staged after this until the source is rewound, or the next pass begins."""
-    return staged is None or staged.finishes or (once and staged.ends_epoch)
+def _stage(pull: Pull, copy: Copy, wanted: "queue.SimpleQueue[bool]", staged: "queue.SimpleQueue[Staged]") -> None:
+    """In the thread: stages a macrobatch whenever one is wanted. It holds no feed, so that one may be forgotten."""
+    while wanted.get():
+        try:
+            macrobatch = pull()
+            staged.put(None if macrobatch is None else copy.start(macrobatch))
+        except BaseException as error:
+            staged.put(error)
+            return
 
 
 def _name(source: Source) -> str:
     """A source as messages name it."""
     return f"{source.title} ({', '.join(stream.name for stream in source.streams)})"
-
-
-class _StagingThread(threading.Thread):
-    """Stages one macrobatch ahead of the one being read.
-
-    It ends with the data, with a failure, or when it is closed.
-    """
-
-    def __init__(self, pull: Pull, copy: Copy, once: bool) -> None:
-        super().__init__(name=READS, daemon=True)
-        self._pull, self._copy, self._once = pull, copy, once
-        self.closed = threading.Event()
-        self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
-        self._room = threading.Semaphore(1)  # the macrobatch being read is not counted
-
-    def run(self) -> None:
-        while self._has_room():
-            try:
-                macrobatch = self._pull()
-                self._staged.put(None if macrobatch is None else self._copy.start(macrobatch))
-            except BaseException as error:
-                self._staged.put(error)
-                return
-            if _is_last(macrobatch, self._once):
-                return  # a source that has ended is left alone until it is rewound
-
-    def take(self, waiting: Callable[[], None], source: Source) -> Macrobatch | BaseException | None:
-        """The next macrobatch, once it is staged; frees the room it took."""
-        while True:
-            alive = self.is_alive()
-            try:
-                staged = self._staged.get(timeout=POLL_S)
-            except queue.Empty:
-                waiting()
-                if self.closed.is_set():
-                    return SourceError(f"the feed was closed while a batch of {_name(source)} was awaited.")
-                if not alive:
-                    return SourceError(
-                        f"the thread that reads {_name(source)} is gone, and a batch was awaited of it. A process that "
-                        "was forked has no threads of its parent's: make the feed there."
-                    )
-                continue
-            self._room.release()
-            return staged
-
-    def drain(self) -> list[Macrobatch | BaseException | None]:
-        """What was staged and not taken."""
-        found = []
-        while not self._staged.empty():
-            found.append(self._staged.get())
-        return found
-
-    def close(self) -> None:
-        """Ends the thread, at once if it waits for room."""
-        self.closed.set()
-        self._room.release()
-
-    def _has_room(self) -> bool:
-        """Waits for room for another macrobatch; false once the feed is closed."""
-        while not self.closed.is_set():
-            if self._room.acquire(timeout=POLL_S):
-                return not self.closed.is_set()
-        return False
