@@ -1,6 +1,5 @@
 """A torch Dataset as a Table; and samples and batches of others, tuples or dicts, as fields by stream name."""
 
-import copy
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -175,11 +174,6 @@ class CollatedSource(SourceWrapper):
     def in_order(self) -> "CollatedSource":
         """The same samples as they stand in the dataset, from the first on."""
         return CollatedSource(self._samples, "none", 0)
-
-    def independent_reader(self) -> "CollatedSource":
-        found = copy.copy(self)
-        found._source = self._source.independent_reader()
-        return found
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         rows = self._source.next_batch(size)

@@ -14,7 +14,7 @@ from ..errors import DataError
 from .batch import Batch, Stream
 from .encoding import Categories, Encoding
 from .fields import Rows, one_length, take, tensors_of, unmasked
-from .source import Table, fingerprint_of, forwarded
+from .source import Table, fingerprint_of
 from .sparse import Sparse
 
 HASHED_BYTES = 4 << 20  # all values of a tensor up to this size are hashed
@@ -31,7 +31,6 @@ class ArrayTable(Table):
 
     streams: Sequence[Stream] = ()
     encoding: Encoding = Encoding()
-    categories: Categories = forwarded("encoding.categories")
     thread_safe = True
 
     def __init__(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,11 +14,11 @@ from ..errors import ConfigError, DataError, HeadraceError, SourceError
 from ..store import rng
 from .batch import Batch, Stream, concat
 from .draws import Draws
-from .encoding import Categories, Encoding
+from .encoding import Encoding
 from .fields import Field, cat, map_tensors, nbytes_of, split_fields, tensors_of
 from .ragged import Ragged
-from .source import Table, check_batch
-from .views import Wrapper, blocks_of, digest, name_of
+from .source import Table, check_batch, fingerprint_of
+from .views import Wrapper, blocks_of, name_of
 
 Change = Callable[..., Mapping[str, Field]]
 """A function of the fields of many rows by name, and optionally of draws, which returns all new fields."""
@@ -48,10 +47,8 @@ class Mapped(Wrapper):
             first = self.rows(0, min(PROBE, len(table)))
         self.streams = tuple(first.streams)
         self.row_bytes = nbytes_of(first.fields) / max(1, first.rows)
-        self.categories = {name: strings for name, strings in table.categories.items() if name in first.fields}
 
     streams: Sequence[Stream] = ()
-    categories: Categories = MappingProxyType({})
     encoding: Encoding = Encoding()
     row_bytes = 0.0
 
@@ -62,7 +59,7 @@ class Mapped(Wrapper):
         return changed(self.change, owned(self.table.rows(start, stop)), who=MAP)
 
     def fingerprint(self) -> str:
-        return digest("map", self.table.fingerprint(), name_of(self.change))
+        return fingerprint_of("map", self.table.fingerprint(), name_of(self.change))
 
     def lengths(self, stream: str) -> Tensor:
         if stream not in self._lengths:

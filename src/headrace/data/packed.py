@@ -3,7 +3,6 @@
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError
 from .batch import Batch, Stream
-from .encoding import Categories, Encoding
+from .encoding import Encoding
 from .order import Indices
 from .ragged import Ragged
-from .source import Table
-from .views import digest
+from .source import Table, fingerprint_of
 
 ADDED = ("positions", "segments", "mask")
 
@@ -26,7 +24,7 @@ class PackedTable(Table):
     def __init__(self, table: Table, stream: str, length: int, fill: Mapping[str, float]) -> None:
         check_packable(table, stream, fill)
         self.table, self.length, self._fill, self._name = table, length, dict(fill), stream
-        self.thread_safe, self.categories = table.thread_safe, table.categories
+        self.thread_safe = table.thread_safe
         self.encoding = replace(table.encoding, maps=(*table.encoding.maps, f"pack {stream} {length}"))
         self._sizes = torch.as_tensor(table.lengths(stream)).numpy()
         if (self._sizes > length).any():
@@ -43,14 +41,13 @@ class PackedTable(Table):
         self.streams = (*packed, *(Stream(name, (length,), kind) for name, kind in kinds))
 
     streams: Sequence[Stream] = ()
-    categories: Categories = MappingProxyType({})
     encoding: Encoding = Encoding()
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def fingerprint(self) -> str:
-        return digest("pack", self.table.fingerprint(), self._name, self.length, sorted(self._fill.items()))
+        return fingerprint_of("pack", self.table.fingerprint(), self._name, self.length, sorted(self._fill.items()))
 
     def take(self, indices: Tensor) -> Batch:
         starts, counts = self._ends[indices], self._ends.diff()[indices]

@@ -21,8 +21,7 @@ from .maps import Augmentation, Change
 from .order import VERSION, Indices, Order
 from .orders import BucketOrder, MixOrder
 from .shard import WHOLE, Shard
-from .source import Source, Table, check_batch, check_fixed, check_names, forwarded
-from .views import digest
+from .source import Source, Table, check_batch, check_fixed, check_names, fingerprint_of, forwarded
 
 STRETCH = 8192  # positions whose rows are computed together, which is cheaper
 BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
@@ -120,7 +119,7 @@ class Reader(Source):
         self.augmentation = None if self.augment is None else Augmentation(self.augment, table, self.sized_by)
         self.fingerprint = table.fingerprint() if self._marked else ""
         if self.augmentation is not None and self.fingerprint:
-            self.fingerprint = digest("map", self.fingerprint, self.augmentation.name)
+            self.fingerprint = fingerprint_of("map", self.fingerprint, self.augmentation.name)
         self._lengths, self._items = np.empty(0, np.int64), len(table)
         if self.sized_by != "rows":
             self._lengths = torch.as_tensor(table.lengths(self.sized_by)).numpy()

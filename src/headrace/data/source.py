@@ -233,14 +233,15 @@ class Table(ABC):
         return stream
 
     @property
-    def categories(self) -> Categories:
-        """The strings that the numbers of a stream stand for, if it was read from strings."""
-        return {}
-
-    @property
     def encoding(self) -> Encoding:
         """How the rows were read, before a map has changed them."""
-        return Encoding(tuple(self.streams), self.categories)
+        return Encoding(tuple(self.streams))
+
+    @property
+    def categories(self) -> Categories:
+        """The strings that the numbers of a stream stand for, if it was read from strings."""
+        names = {stream.name for stream in self.streams}
+        return {name: strings for name, strings in self.encoding.categories.items() if name in names}
 
     @property
     def nulls(self) -> Mapping[str, Any]:
@@ -272,8 +273,9 @@ class Table(ABC):
 
 
 def fingerprint_of(*said: object) -> str:
-    """A short hash of the texts of these values."""
-    return hashlib.blake2b("\n".join(map(str, said)).encode(), digest_size=8).hexdigest()
+    """A short hash of bytes, and of the texts of other values."""
+    text = b"\n".join(each if isinstance(each, bytes) else str(each).encode() for each in said)
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def check_batch(

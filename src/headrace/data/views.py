@@ -1,6 +1,5 @@
 """Tables made of tables: one after the other, side by side, a part of one, or moved to a device."""
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
@@ -16,7 +15,7 @@ from .arrays import ArrayTable
 from .batch import Batch, Stream
 from .encoding import Categories, Encoding
 from .fields import cat, take
-from .source import Table, forwarded
+from .source import Table, fingerprint_of, forwarded
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
 
@@ -63,7 +62,6 @@ class Concat(_Joined):
         self._bounds = np.array([0, *accumulate(map(len, tables))])
 
     streams: Sequence[Stream] = forwarded("_first.streams")
-    categories: Categories = forwarded("_first.categories")
     encoding: Encoding = forwarded("_first.encoding")
 
     def __len__(self) -> int:
@@ -100,7 +98,7 @@ class Concat(_Joined):
         return sum(table.row_bytes * len(table) for table in self.tables) / max(1, len(self))
 
     def fingerprint(self) -> str:
-        return digest(*(table.fingerprint() for table in self.tables))
+        return fingerprint_of(*(table.fingerprint() for table in self.tables))
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Which rows of which table stand at these numbers."""
@@ -121,7 +119,6 @@ class Wrapper(Table):
         self.block, self.thread_safe = table.block, table.thread_safe
 
     streams: Sequence[Stream] = forwarded("table.streams")
-    categories: Categories = forwarded("table.categories")
     encoding: Encoding = forwarded("table.encoding")
     aliases: bool = forwarded("table.aliases")
     row_bytes: float = forwarded("table.row_bytes")
@@ -162,7 +159,7 @@ class View(Wrapper):
     def fingerprint(self) -> str:
         run = self.numbers
         said = [run.start, run.stop] if isinstance(run, range) else [run.numpy().tobytes()]
-        return digest(self.table.fingerprint(), *said)
+        return fingerprint_of(self.table.fingerprint(), *said)
 
 
 class Zipped(_Joined):
@@ -216,7 +213,7 @@ class Zipped(_Joined):
         return sum(table.row_bytes for table in self.tables)
 
     def fingerprint(self) -> str:
-        return digest("zip", *(table.fingerprint() for table in self.tables))
+        return fingerprint_of("zip", *(table.fingerprint() for table in self.tables))
 
     @staticmethod
     def _joined(batches: Sequence[Batch]) -> Batch:
@@ -227,7 +224,7 @@ class OnDevice(Wrapper):
     """A table whose rows have been read once, into the memory of a device."""
 
     def __init__(self, table: Table, device: torch.device) -> None:
-        in_memory = ArrayTable(table.rows(0, len(table)).fields, categories=table.categories)
+        in_memory = ArrayTable(table.rows(0, len(table)).fields)
         super().__init__(in_memory.to(device))
         self.block, self._origin = table.block, table
 
@@ -243,16 +240,11 @@ def blocks_of(table: Table) -> Iterator[Batch]:
 
 def _strings(table: Table) -> dict[str, list[str]]:
     """What the codes of a table stand for, also those of which a map has made something else."""
-    return {name: list(strings) for name, strings in {**table.encoding.categories, **table.categories}.items()}
+    return {name: list(strings) for name, strings in table.encoding.categories.items()}
 
 
 def name_of(change: Callable[..., Any]) -> str:
     return getattr(change, "__qualname__", type(change).__name__)
-
-
-def digest(*parts: object) -> str:
-    text = b"\x1f".join(part if isinstance(part, bytes) else str(part).encode() for part in parts)
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def origin(table: Table, row: int) -> tuple[int, int]:

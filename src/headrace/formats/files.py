@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..data.arrays import ArrayTable
-from ..data.encoding import Categories, Encoding
+from ..data.encoding import Encoding
 from ..data.source import Table, fingerprint_of
 from ..data.views import Wrapper
 from ..errors import ConfigError, DataError
@@ -81,7 +81,6 @@ class FileTable(Wrapper):
     """Files of one kind as one table. `again`, a function and its arguments, opens them when it is unpickled."""
 
     encoding: Encoding = Encoding()
-    categories: Categories = {}  # noqa: RUF012
 
     def __init__(
         self,
@@ -94,7 +93,6 @@ class FileTable(Wrapper):
     ) -> None:
         super().__init__(rows)
         self.files, self.block, self.encoding = list(files), block, encoding
-        self.categories = encoding.categories
         self._again, self._fingerprint = again, fingerprint
 
     def fingerprint(self) -> str:

@@ -35,7 +35,7 @@ class Weightless(Table):
         self._table, self._rows, self._weights = table, np.asarray(rows), weights
         self.thread_safe, self.block = table.thread_safe, table.block
 
-    streams, encoding, categories = (forwarded(f"_table.{name}") for name in ("streams", "encoding", "categories"))
+    streams, encoding = (forwarded(f"_table.{name}") for name in ("streams", "encoding"))
 
     def __len__(self) -> int:
         return len(self._table)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..data.arrays import values_digest
 from ..data.batch import Batch, Stream
+from ..data.encoding import Encoding
 from ..data.fields import Rows, take
 from ..data.ragged import Ragged
 from ..data.source import Table, fingerprint_of
@@ -93,8 +94,9 @@ class ImageFiles(Table):
         return len(self.files)
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        return {LABEL: self.classes} if LABEL in self.known and self.classes else {}
+    def encoding(self) -> Encoding:
+        names = {LABEL: self.classes} if LABEL in self.known and self.classes else {}
+        return Encoding(tuple(self.streams), names)
 
     def take(self, indices: Tensor) -> Batch:
         rows = indices.tolist()
