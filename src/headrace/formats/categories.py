@@ -10,13 +10,6 @@ from numpy.typing import NDArray
 from ..errors import DataError, unknown
 from .lazy import pa, pc, pt
 
-DOT = "\u2024"  # a stream has no dots in its name, and many a CSV file has: "Sepal.Length"
-
-
-def shown(column: str) -> str:
-    """The name of a column as it is in the file, of that under which it is read."""
-    return column.replace(DOT, ".")
-
 
 @dataclass(frozen=True)
 class ColumnPlace:
@@ -27,8 +20,7 @@ class ColumnPlace:
     row: Callable[[int], int] = int
 
     def __str__(self) -> str:
-        name = shown(self.column)
-        return f"column {name!r} of {self.file}" if self.file else f"column {name!r}"
+        return f"column {self.column!r} of {self.file}" if self.file else f"column {self.column!r}"
 
     def at(self, item: int) -> str:
         return f"{self}, row {self.row(item)}"
@@ -51,7 +43,7 @@ def refuse_nulls(array: Any, place: ColumnPlace) -> None:
         first = int(np.argmax(np.asarray(pc.is_null(array))))
         raise DataError(
             f"{place} has {array.null_count} nulls, the first in row {place.row(first)}. "
-            f"A stream has a value in every row: fill them, open_table(..., nulls={{{shown(place.column)!r}: ...}}), "
+            f"A stream has a value in every row: fill them, open_table(..., nulls={{{place.column!r}: ...}}), "
             "drop those rows, or leave out a column that the model does not use: columns= says which are read."
         )
 
@@ -59,7 +51,7 @@ def refuse_nulls(array: Any, place: ColumnPlace) -> None:
 def refuse_numbers(known: Mapping[str, Sequence[str]], columns: Iterable[str], where: object) -> None:
     """Raises if a column that had strings in training holds numbers: they need not be the numbers of those strings."""
     for column in columns:
-        if strings := known.get(shown(column)):
+        if strings := known.get(column):
             raise DataError(
                 f"{ColumnPlace(column, str(where))} holds no strings, and in the training data it does: "
                 f"{', '.join(map(repr, strings[:3]))}{', …' * (len(strings) > 3)}. Give the strings here, too, or "

@@ -20,13 +20,13 @@ from .schema import NUMBERS, differs, fits, is_fixed, is_list, is_pair
 
 def fields_of(
     record_batch: Any,
-    streams: Sequence[Stream],
+    streams: Mapping[str, Stream],
     categories: Categories | None = None,
     *,
     where: str = "",
     first: int = 0,
 ) -> dict[str, Field]:
-    """The rows of a record batch by stream, in place where the types allow it.
+    """The rows of a record batch by column, in place where the types allow it.
 
     `where` is the file and `first` the number of the first row, for messages. What lies in place must not be written.
     """
@@ -35,15 +35,15 @@ def fields_of(
     except pa.ArrowInvalid as error:
         raise DataError(f"{where or 'this record batch'} is damaged: {error}. Write it again.") from None
     found: dict[str, Field] = {}
-    for stream in streams:
-        place = ColumnPlace(stream.name, where, lambda item: first + item)
-        index = record_batch.schema.get_field_index(stream.name)
+    for name, stream in streams.items():
+        place = ColumnPlace(name, where, lambda item: first + item)
+        index = record_batch.schema.get_field_index(name)
         if index < 0:
             raise DataError(f"{place} is not there. It has: {', '.join(record_batch.schema.names)}.")
         column = record_batch.column(index)
         if not fits(column.type, stream):
             raise DataError(differs(stream, column.type, place))
-        found[stream.name] = _read(column, stream, (categories or {}).get(stream.name), place)
+        found[name] = _read(column, stream, (categories or {}).get(name), place)
     return found
 
 

@@ -15,14 +15,14 @@ from ..data.maps import owned
 from ..data.source import Table
 from ..data.views import Concat
 from ..errors import ConfigError, DataError, unknown
-from .categories import ColumnPlace, distinct, is_text, leaf_of, leaves, refuse_numbers, shown, strings_of
+from .categories import ColumnPlace, distinct, is_text, leaf_of, leaves, refuse_numbers, strings_of
 from .columns import fields_of
 from .lazy import pa, pt
-from .nulls import LEARNED, Fill, Fills, Nulls, filled, filled_schema, fills_of, learned, said_of, with_fill
+from .nulls import LEARNED, Fill, Fills, Nulls, filled, fills_of, learned, said_of, with_fill
 from .paths import DataFile, reading
 from .read import READ_AS, Batches
-from .schema import categories_in, streams_of
-from .select import MadeOf, Selection, inner, make_streams
+from .schema import categories_in, stream_name, streams_of
+from .select import MadeOf, Selection, make_streams
 
 MERGED_ROWS = 8192  # mapped record batches with fewer rows are joined, so that rows are gathered faster
 MERGED_BYTES = 2**27  # the most that is joined so of a table
@@ -44,14 +44,11 @@ class Request:
     cache: Path | None = None
     memory_bytes: int | None = None
 
-    def inner(self, stream: str) -> list[str]:
-        """The columns of a stream, by the names that they have inside of the library."""
-        return [inner(column) for column in self.selection.columns_of(stream)]
-
     def fills(self) -> dict[str, Fill]:
         """What stands for nulls by column."""
+        columns_of = self.selection.columns_of
         known = {name: values for name, values in self.like.nulls.items() if name not in self.nulls}
-        return fills_of(known, self.inner, optional=True) | fills_of(self.nulls, self.inner)
+        return fills_of(known, columns_of, optional=True) | fills_of(self.nulls, columns_of)
 
     def text_types(self) -> dict[str, str]:
         """The types that columns of text are read as, where the request says so."""
@@ -59,7 +56,7 @@ class Request:
         kinds |= dict.fromkeys(self.categories, "string")
         kinds |= {name: "string" for name, strings in self.like.categories.items() if strings}
         types = {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
-        return types | {shown(column): "string" for column, fill in self.fills().items() if fill.text}
+        return types | {column: "string" for column, fill in self.fills().items() if fill.text}
 
     def settings(self) -> list[Any]:
         """What the rows of a table depend on besides its files."""
@@ -80,29 +77,27 @@ class FileColumns:
         if isinstance(data, Batches):
             with reading(str(where)):
                 self._learn(_schema_of(where, data), request)
-            if empty := [name for name in data.empty if inner(name) not in fills]:
+            if empty := [name for name in data.empty if name not in fills]:
                 raise _empty(empty[0], where)
         else:
-            self.streams = [Stream.of(name, array) for name, array in data.items()]
+            self.streams = {name: Stream.of(stream_name(name), array) for name, array in data.items()}
 
     def _learn(self, schema: Any, request: Request) -> None:
-        schema = pa.schema([column.with_name(inner(column.name)) for column in schema])
         if empty := [column.name for column in schema if pt.is_null(column.type) and column.name not in self.fills]:
-            raise _empty(shown(empty[0]), self.where)
-        schema = filled_schema(schema, self.fills, str(self.where))
-        declared = [Stream(inner(s.name), s.shape, s.dtype, s.layout, s.sequence) for s in request.streams]
-        for stream in declared:
+            raise _empty(empty[0], self.where)
+        if self.fills:  # which may make other types
+            schema = filled(pa.RecordBatch.from_pylist([], schema=schema), self.fills, str(self.where)).schema
+        for stream in request.streams:
             if stream.name not in schema.names:
-                columns = map(shown, schema.names)
-                raise ConfigError(f"streams=: {self.where}: {unknown('column', shown(stream.name), columns)}")
-        self.streams = streams_of(schema, declared, str(self.where))
+                raise ConfigError(f"streams=: {self.where}: {unknown('column', stream.name, schema.names)}")
+        self.streams = streams_of(schema, request.streams, str(self.where))
         stored = categories_in(schema)
         self.texts = {column.name: stored.get(column.name) for column in schema if is_text(leaves(column.type))}
 
     @property
     def names(self) -> set[str]:
         """The columns that are read."""
-        return {stream.name for stream in self.streams}
+        return set(self.streams)
 
     @property
     def made_streams(self) -> list[Stream]:
@@ -113,7 +108,6 @@ class FileColumns:
         """The streams of a record batch; `first` is the number of its first row, for messages."""
         where = str(self.where)
         with reading(where):
-            batch = renamed(batch)
             batch = filled(batch, self.fills, where) if self.fills else batch
             fields = fields_of(batch, self.streams, self.categories, where=where, first=first)
         return make_streams(self.made, fields, lambda row: f"{where}, row {first + row}")
@@ -140,11 +134,11 @@ class Encoder:
         for column in unknown_fills:
             fills[column] = learned(fills[column], looked[column], ColumnPlace(column, str(first.where)))
         strings = known | {column: strings_of(looked[column]) for column in texts - known.keys()}
-        given = {column for name in request.categories for column in request.inner(name)}
+        given = {column for name in request.categories for column in request.selection.columns_of(name)}
         categories = {column: with_fill(each, column, fills, column in given) for column, each in strings.items()}
         for file in self.files:
             file.fills, file.categories = fills, categories
-            file.made = request.selection.made_of(file.streams, list(file.texts), file.where)
+            file.made = request.selection.made_of(file.streams, file.texts, file.where)
             if file.made_streams != first.made_streams:
                 raise DataError(_unlike(first.where, first.made_streams, file.where, file.made_streams))
         self.encoding = self._encoding(request, fills, categories)
@@ -157,11 +151,13 @@ class Encoder:
             if stored[0] is not None and stored.count(stored[0]) == len(stored):
                 found[column] = stored[0]
         for name, strings in request.like.categories.items():
-            found |= {column: list(strings) for column in request.inner(name) if column in texts and strings}
+            found |= {
+                column: list(strings) for column in request.selection.columns_of(name) if column in texts and strings
+            }
         for name, strings in request.categories.items():
-            for column in request.inner(name):
+            for column in request.selection.columns_of(name):
                 if column not in texts:
-                    held = sorted(map(shown, texts)) or ["none"]
+                    held = sorted(texts) or ["none"]
                     raise ConfigError(f"categories=: {unknown('column of strings', name, held)}")
                 found[column] = list(strings)
         return found
@@ -170,7 +166,7 @@ class Encoder:
         """The different strings, and the numbers, of columns in one pass over all rows."""
         found: dict[str, list[Any]] = {column: [] for column in {*texts, *numbers}}
         for where, data in self.columns if found else ():
-            for batch in map(renamed, data.make() if isinstance(data, Batches) else ()):
+            for batch in data.make() if isinstance(data, Batches) else ():
                 for column, arrays in found.items():
                     array, place = batch.column(column), ColumnPlace(column, str(where))
                     with reading(str(where)):
@@ -182,11 +178,11 @@ class Encoder:
         by_stream = {
             stream.name: list(categories[column])
             for stream in streams
-            for column in request.inner(stream.name)
+            for column in request.selection.columns_of(stream.name)
             if column in categories
         }
         there = {column: fill for column, fill in fills.items() if column in self.files[0].names}
-        nulls = said_of({**request.like.nulls, **request.nulls}, there, request.inner)
+        nulls = said_of({**request.like.nulls, **request.nulls}, there, request.selection.columns_of)
         return Encoding(tuple(streams), by_stream, nulls, request.selection.columns)
 
     def batches(self) -> Iterator[Batch]:
@@ -247,11 +243,6 @@ class MappedRows(ArrayTable):
     def rows(self, start: int, stop: int) -> Batch:
         self._file.check()
         return owned(super().rows(start, stop))  # nobody may write into the file
-
-
-def renamed(batch: Any) -> Any:
-    """A record batch with the names that its columns have inside of the library."""
-    return batch.rename_columns([inner(name) for name in batch.schema.names])
 
 
 def _empty(column: str, where: Any) -> DataError:

@@ -16,7 +16,6 @@ from .columns import tensor_of
 from .lazy import pa
 from .paths import DataFile
 from .read import Select, Types
-from .select import inner
 
 _HEADER_BYTES = 65536
 
@@ -37,7 +36,7 @@ def read_npz(file: DataFile, select: Select, types: Types) -> dict[str, Tensor]:
         arrays = {}
         for name in select(list(members)):
             with archive.open(members[name]) as member:
-                arrays[inner(name)] = _member(member, members[name].file_size, f"{name!r} of {file}")
+                arrays[name] = _member(member, members[name].file_size, f"{name!r} of {file}")
     if arrays:
         one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
     return arrays

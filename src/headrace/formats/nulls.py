@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, DataError, unknown
-from .categories import ColumnPlace, is_text, shown
+from .categories import ColumnPlace, is_text
 from .lazy import pa, pc, pt
 
 LEARNED: Mapping[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median}
@@ -71,7 +71,7 @@ def fills_of(nulls: Nulls, columns_of: Callable[[str], Sequence[str]], optional:
         for column, value in zip(columns, values * len(columns) if len(values) == 1 else values, strict=True):
             fill = Fill(value, optional)
             if fills.setdefault(column, fill) != fill:
-                raise ConfigError(f"nulls=: column {shown(column)!r} is in two streams. Fill its nulls alike in both.")
+                raise ConfigError(f"nulls=: column {column!r} is in two streams. Fill its nulls alike in both.")
     return fills
 
 
@@ -85,29 +85,19 @@ def said_of(nulls: Nulls, fills: Fills, columns_of: Callable[[str], Sequence[str
     return found
 
 
-def filled_schema(schema: Any, fills: Fills, where: str) -> Any:
-    """The schema of columns that are filled: fractions need floats."""
+def filled(batch: Any, fills: Fills, where: str) -> Any:
+    """A record batch without nulls in the columns that have a fill; fractions make floats of whole numbers."""
     for column, fill in fills.items():
-        place = ColumnPlace(column, where)
-        index = schema.get_field_index(column)
+        place, index = ColumnPlace(column, where), batch.schema.get_field_index(column)
         if index < 0:
             if fill.optional:
                 continue
-            raise ConfigError(f"nulls=: {where}: {unknown('column', shown(column), map(shown, schema.names))}")
-        field = schema.field(index)
-        schema = schema.set(index, field.with_type(_filled_type(field.type, fill, place)))
-    return schema
-
-
-def filled(batch: Any, fills: Fills, where: str) -> Any:
-    """A record batch without nulls in the columns that have a fill."""
-    for index, name in enumerate(batch.schema.names):
-        if (fill := fills.get(name)) is None:
-            continue
-        column, place = batch.column(index), ColumnPlace(name, where)
-        kind = _filled_type(column.type, fill, place)
-        missing = pc.is_null(column, nan_is_null=True)
-        batch = batch.set_column(index, name, _filled(column, missing, kind, fill.value, place))
+            raise ConfigError(f"nulls=: {where}: {unknown('column', column, batch.schema.names)}")
+        array, value = batch.column(index), None if fill.value in LEARNED else fill.value
+        kind = _filled_type(array.type, fill, place)
+        missing = pc.is_null(array, nan_is_null=True)
+        field = batch.schema.field(index).with_type(kind)
+        batch = batch.set_column(index, field, _filled(array, missing, kind, value, place))
     return batch
 
 
@@ -136,7 +126,7 @@ def with_fill(strings: Sequence[str], column: str, fills: Fills, given: bool = F
         return list(strings)
     if given:
         raise ConfigError(
-            f"nulls=: {fill.value!r} stands for nulls of {shown(column)!r}, and is not among its categories=. Add it."
+            f"nulls=: {fill.value!r} stands for nulls of {column!r}, and is not among its categories=. Add it."
         )
     return [*strings, fill.value]
 
@@ -151,7 +141,7 @@ def _filled_type(kind: Any, fill: Fill, place: ColumnPlace) -> Any:
         if not fill.text:
             raise ConfigError(
                 f"nulls=: {place} holds strings. Name the category that stands for nulls: "
-                f"{{{shown(place.column)!r}: 'unknown'}}."
+                f"{{{place.column!r}: 'unknown'}}."
             )
         return pa.large_string()
     if fill.text:

@@ -13,7 +13,7 @@ from typing import Any
 from ..data.batch import Stream
 from ..data.encoding import Categories
 from ..errors import DataError
-from .categories import ColumnPlace, is_text, shown
+from .categories import ColumnPlace, is_text
 from .lazy import pa, pt
 
 METADATA = b"headrace"
@@ -31,16 +31,21 @@ NUMBERS = {
     "double": "float64",
     "bool": "bool",
 }
-_TYPES = {"bfloat16": "uint16", "float16": "float16", **{name: name for name in NUMBERS.values()}}
+DTYPES = {"bfloat16": "uint16", "float16": "float16", **{name: name for name in NUMBERS.values()}}
 
 
-def streams_of(schema: Any, declared: Sequence[Stream] = (), where: str = "") -> list[Stream]:
-    """The streams that the columns of a schema are; `declared` ones are taken as they are, where their type fits."""
+def stream_name(column: str) -> str:
+    """The name that a column has as a stream, which has no dots, and many a CSV file has: "Sepal.Length"."""
+    return column.replace(".", "\u2024")
+
+
+def streams_of(schema: Any, declared: Sequence[Stream] = (), where: str = "") -> dict[str, Stream]:
+    """The stream that each column of a schema is; `declared` ones are taken as they are, where their type fits."""
     known = {stream.name: stream for stream in declared}
-    found = [known.get(field.name) or _stream_of(field, where) for field in schema]
-    for stream, field in zip(found, schema, strict=True):
-        if not fits(field.type, stream):
-            raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
+    found = {field.name: known.get(field.name) or _stream_of(field, where) for field in schema}
+    for field in schema:
+        if not fits(field.type, found[field.name]):
+            raise DataError(differs(found[field.name], field.type, ColumnPlace(field.name, where)))
     return found
 
 
@@ -62,7 +67,7 @@ def _stream_of(field: Any, where: str) -> Stream:
     if "layout" in said:
         try:
             shape, dtype = tuple(int(size) for size in said["shape"]), said["dtype"]
-            return Stream(field.name, shape, dtype, said["layout"], bool(said["sequence"]))
+            return Stream(stream_name(field.name), shape, dtype, said["layout"], bool(said["sequence"]))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{place} says of itself what makes no sense: {said!r} ({error}). Write it again."
@@ -76,8 +81,8 @@ def _stream_of(field: Any, where: str) -> Stream:
     leaf = storage(kind)
     leaf = leaf.value_type if is_fixed(leaf) else leaf
     if is_text(leaf):
-        return Stream(field.name, shape, "int64", sequence=sequence)
-    return Stream(field.name, shape, _dtype(leaf, place), sequence=sequence)
+        return Stream(stream_name(field.name), shape, "int64", sequence=sequence)
+    return Stream(stream_name(field.name), shape, _dtype(leaf, place), sequence=sequence)
 
 
 def _undeclared(name: str, kind: Any) -> str:
@@ -85,7 +90,7 @@ def _undeclared(name: str, kind: Any) -> str:
     nested = is_list(kind)
     if nested and not pt.is_integer(kind.value_type) and not is_pair(kind.value_type):
         return ", lists in lists, which no stream is. Make the inner ones of a fixed size, or join them."
-    declared = f"{shown(name)!r}, (1000,), layout='sparse'{', sequence=True' if nested else ''}"
+    declared = f"{name!r}, (1000,), layout='sparse'{', sequence=True' if nested else ''}"
     return (
         f": whether that is sparse, and how wide, is not written in the file. Declare it: streams=[Stream({declared})]."
     )
@@ -118,7 +123,7 @@ def _holds(leaf: Any, dtype: str) -> bool:
         return dtype == "int64"
     if pt.is_dictionary(leaf):
         leaf = leaf.value_type
-    return NUMBERS.get(str(leaf)) == _TYPES.get(dtype, "")
+    return NUMBERS.get(str(leaf)) == DTYPES.get(dtype, "")
 
 
 def index_in(schema: Any) -> set[str]:
@@ -135,9 +140,9 @@ def differs(stream: Stream, kind: Any, place: ColumnPlace) -> str:
 
 
 def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> Any:
-    if stream.dtype not in _TYPES:
+    if stream.dtype not in DTYPES:
         raise DataError(f"stream {stream.name!r}: Arrow has no {stream.dtype}. Convert it to float32 or int64.")
-    leaf = kind = pa.type_for_alias(_TYPES[stream.dtype])
+    leaf = kind = pa.type_for_alias(DTYPES[stream.dtype])
     if categories is not None:
         leaf = kind = pa.dictionary(pa.int32(), pa.large_string())
     if stream.layout == "sparse":

@@ -17,15 +17,9 @@ from ..data.ragged import Ragged
 from ..data.source import check_fixed, check_names
 from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError, unknown
-from .categories import DOT, shown
 
 STACKED_ROWS = 4096  # of columns that are put side by side
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
-
-
-def inner(column: str) -> str:
-    """The name of a column inside of the library, where names have no dots."""
-    return column.replace(".", DOT)
 
 
 def streams_in(streams: Any) -> tuple[Stream, ...]:
@@ -137,14 +131,13 @@ class Selection:
                 raise DataError(f"{where}: {unknown('column', name, held)}")
         return [name for name in held if name in asked]
 
-    def made_of(self, streams: Sequence[Stream], texts: Sequence[str], where: object) -> list[MadeOf]:
+    def made_of(self, known: Mapping[str, Stream], texts: Collection[str], where: object) -> list[MadeOf]:
         """What is made of the columns of a file; `texts` are the columns of strings among them."""
-        known = {stream.name: stream for stream in streams}
         found = []
         for name in self.columns or known:
-            columns = [inner(column) for column in self.columns_of(name)]
+            columns = self.columns_of(name)
             stacked = self.columns is not None and not isinstance(self.columns[name], str)
-            stream = _stacked(name, [known[c] for c in columns], texts, where) if stacked else known[columns[0]]
+            stream = _stacked(name, [(c, known[c]) for c in columns], texts, where) if stacked else known[columns[0]]
             _refuse_dots(name, where)
             dtype = self.dtypes.get(name, stream.dtype)
             stream = Stream(name, stream.shape, dtype, stream.layout, stream.sequence)
@@ -252,26 +245,25 @@ def _inexact(numbers: Any, kind: torch.finfo) -> Tensor | None:
     return torch.from_numpy((digits >= held) | (large.astype(np.float64) > kind.max))
 
 
-def _stacked(name: str, parts: Sequence[Stream], texts: Sequence[str], where: object) -> Stream:
+def _stacked(name: str, parts: Sequence[tuple[str, Stream]], texts: Collection[str], where: object) -> Stream:
     """The stream that columns of numbers make side by side."""
-    for part in parts:
-        if part.name in texts or part.shape or part.sequence or part.layout != "dense":
-            kind = "strings" if part.name in texts else str(part).partition(": ")[2]
+    for column, part in parts:
+        if column in texts or part.shape or part.sequence or part.layout != "dense":
+            kind = "strings" if column in texts else str(part).partition(": ")[2]
             raise DataError(
-                f"{where}: column {shown(part.name)!r} cannot stand beside others in stream {name!r}: it holds {kind}. "
+                f"{where}: column {column!r} cannot stand beside others in stream {name!r}: it holds {kind}. "
                 "Give it a stream of its own."
             )
-    kinds = {part.dtype for part in parts}
-    dtype = "float32" if "bfloat16" in kinds and len(kinds) > 1 else parts[0].dtype
+    kinds = [part.dtype for _, part in parts]
+    dtype = "float32" if "bfloat16" in kinds and len(set(kinds)) > 1 else kinds[0]
     if "bfloat16" not in kinds:
         dtype = str(np.result_type(*kinds))
     return Stream(name, (len(parts),), dtype)
 
 
 def _refuse_dots(name: str, where: object) -> None:
-    plain = shown(name)
-    if "." in plain:
+    if "." in name:
         raise DataError(
-            f"{where}: column {plain!r} has a dot in its name, which a stream cannot have. "
-            f"Name it: columns={{{plain.replace('.', '_')!r}: {plain!r}}}."
+            f"{where}: column {name!r} has a dot in its name, which a stream cannot have. "
+            f"Name it: columns={{{name.replace('.', '_')!r}: {name!r}}}."
         )

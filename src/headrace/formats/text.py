@@ -13,8 +13,8 @@ from ..data.source import Table, fingerprint_of
 from ..errors import ConfigError, DataError, SourceError
 from .cache import ENDING, converted
 from .ctf.blocks import blocks, boundaries, has_ids, middle_of
+from .ctf.columns import Column, columns_of
 from .ctf.faults import fault_of, names_in
-from .ctf.layout import Layout
 from .ctf.parse import read_block
 from .encode import Request
 from .files import FileTable, open_files
@@ -51,12 +51,12 @@ def open_ctf(
     streams, fields = streams_in(streams), dict(fields or {})
     if cache is not None and not Path(cache).is_dir():
         raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
-    layout, file = Layout.of(streams, fields), DataFile.local(str(Path(path).expanduser()))
+    columns, file = columns_of(streams, fields), DataFile.local(str(Path(path).expanduser()))
     names = [stream.name for stream in streams]
-    key = fingerprint_of(VERSION, *digests([file]), layout.described(), names)
+    key = fingerprint_of(VERSION, *digests([file]), *columns, names)
     folder = (Path(file.path).parent if cache is None else Path(cache)).absolute()
     kept = folder / f".{file.name[:50]}.{key}{ENDING}"
-    converted(kept, lambda: (_TextRows(file, layout, names).batches, dict), f"the rows of {path}")
+    converted(kept, lambda: (_TextRows(file, columns, names).batches, dict), f"the rows of {path}")
     table = open_files([DataFile.local(str(kept))], Request())
     again = partial(open_ctf, file.path, streams, fields=fields, cache=cache and folder)
     return FileTable(table.table, [file], table.encoding, table.block or 1, (_reopen, (again, key)), key)
@@ -72,8 +72,8 @@ def _reopen(again: partial[Table], key: str) -> Table:
 class _TextRows:
     """The rows of a text file, a block at a time."""
 
-    def __init__(self, file: DataFile, layout: Layout, names: Sequence[str]) -> None:
-        self._file, self._layout, self._names = file, layout, names
+    def __init__(self, file: DataFile, columns: Sequence[Column], names: Sequence[str]) -> None:
+        self._file, self._columns, self._names = file, columns, names
 
     def batches(self) -> Iterator[Batch]:
         """All rows, in the order of the file."""
@@ -102,14 +102,14 @@ class _TextRows:
 
     def _rows_of(self, piece: bytes) -> Iterator[Batch]:
         """The rows of a piece of text. One that cannot be read at once is read in parts, and these by sequences."""
-        parsed = read_block(piece, self._layout, self._ids)
+        parsed = read_block(piece, self._columns, self._ids)
         if parsed is None or (parsed.ids is not None and parsed.ids[0] <= self._last):
             if len(piece) > EXACT_BYTES and (middle := middle_of(piece, self._ids)):
                 for part in (piece[:middle], piece[middle:]):
                     yield from self._rows_of(part)
                 return
             self._refuse_faults(piece)
-            parsed = read_block(piece, self._layout, self._ids, one_by_one=True)
+            parsed = read_block(piece, self._columns, self._ids, one_by_one=True)
             assert parsed is not None, "a line in which nothing is wrong cannot be read"
         self._last = parsed.ids[1] if parsed.ids is not None else self._last
         self._lines += piece.count(b"\n")
@@ -121,14 +121,14 @@ class _TextRows:
         """Raises at the first line of a piece of text that cannot be read."""
         last = self._last
         for start, stop in pairwise([0, *boundaries(piece, 0, self._ids), len(piece)]):
-            last, fault = fault_of(piece[start:stop], self._layout, self._ids, last)
+            last, fault = fault_of(piece[start:stop], self._columns, self._ids, last)
             if fault is not None:
                 number = self._lines + piece.count(b"\n", 0, start) + fault[0] + 1
                 raise SourceError(f"{self._file}, line {number}: {fault[1]}.\n  {REMEDY}")
 
     def _check_streams(self) -> None:
         """Raises if a stream was never found."""
-        for column in self._layout.columns:
+        for column in self._columns:
             if column.name not in self._seen:
                 with _opened(self._file) as text:
                     met = names_in(text.read(1 << 20))

@@ -1,11 +1,11 @@
 """Names the line of a text that cannot be read, and why."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from .blocks import id_of
-from .layout import Column, Layout
+from .columns import Column
 from .numbers import INTEGER, LONGEST, value_of
 from .parse import is_utf8
 
@@ -17,7 +17,7 @@ Fault = tuple[int, str]
 """The number of a line, from 0, and what is wrong with it."""
 
 
-def fault_of(piece: bytes, layout: Layout, has_ids: bool, last: int) -> tuple[int, Fault | None]:
+def fault_of(piece: bytes, columns: Sequence[Column], has_ids: bool, last: int) -> tuple[int, Fault | None]:
     """The last id in a piece of text, and the first thing that is wrong, if anything is.
 
     The piece is a sequence, or several of which it is not known where they begin. `last` is the id before it.
@@ -26,7 +26,7 @@ def fault_of(piece: bytes, layout: Layout, has_ids: bool, last: int) -> tuple[in
     for number, line in enumerate(piece.removesuffix(b"\n").split(b"\n")):
         line = line.removesuffix(b"\r")
         id, fields = id_of(line), list(_fields(line))
-        wrong = next(_line_faults(line, fields, layout, has_ids), "")
+        wrong = next(_line_faults(line, fields, columns, has_ids), "")
         if not wrong and has_ids and id == -1 and fields and not begins:
             wrong = "this line has no id, and there is no sequence before it that it could go on with"
         if wrong:
@@ -37,7 +37,7 @@ def fault_of(piece: bytes, layout: Layout, has_ids: bool, last: int) -> tuple[in
         for name, _ in fields:
             items.setdefault(name, []).append(number)
     if not faults and begins:
-        faults += _missing(begins[0], items, layout, has_ids)
+        faults += _missing(begins[0], items, columns, has_ids)
     for (before, _), (id, number) in pairwise([(last, 0), *begins]) if has_ids else ():
         if id <= before:
             faults.append((number, f"sequence {id} begins after sequence {before}: expected ids that rise"))
@@ -66,10 +66,12 @@ def _fields(line: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield name, content[len(name) :]
 
 
-def _missing(first: tuple[int, int], items: dict[bytes, list[int]], layout: Layout, has_ids: bool) -> Iterator[Fault]:
+def _missing(
+    first: tuple[int, int], items: dict[bytes, list[int]], columns: Sequence[Column], has_ids: bool
+) -> Iterator[Fault]:
     """Streams with one item for each sequence, which this sequence has not, or more than once."""
     which = f"sequence {first[0]}" if has_ids else "this line"
-    for column in layout.columns:
+    for column in columns:
         lines, name = items.get(column.field, []), column.field.decode()
         if not lines and not column.stream.sequence:
             met = ", ".join(shown(each)[1:-1] for each in sorted(items)) or "none"
@@ -78,7 +80,9 @@ def _missing(first: tuple[int, int], items: dict[bytes, list[int]], layout: Layo
             yield lines[1], f"{which} has {len(lines)} items of '{name}', expected one, or sequence=True"
 
 
-def _line_faults(line: bytes, fields: list[tuple[bytes, bytes]], layout: Layout, has_ids: bool) -> Iterator[str]:
+def _line_faults(
+    line: bytes, fields: list[tuple[bytes, bytes]], columns: Sequence[Column], has_ids: bool
+) -> Iterator[str]:
     """Everything wrong on a line, from left to right."""
     head, pipe, _ = line.partition(b"|")
     for k, word in enumerate(WORD.findall(head)):
@@ -89,7 +93,7 @@ def _line_faults(line: bytes, fields: list[tuple[bytes, bytes]], layout: Layout,
             yield f"expected '|' and a field, got {shown(word)}: the first line has no id"
         elif not pipe:
             yield f"sequence {shown(word)} has no field on this line; write '|#' if it is empty"
-    known, seen = {column.field: column for column in layout.columns}, set[bytes]()
+    known, seen = {column.field: column for column in columns}, set[bytes]()
     for name, content in fields:
         if not name:
             yield "expected the name of a field after '|'"

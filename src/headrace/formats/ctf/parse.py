@@ -13,7 +13,7 @@ from ...data.batch import torch_dtype
 from ...data.fields import Field
 from ...data.ragged import Ragged
 from ...data.sparse import Sparse
-from .layout import Column, Layout
+from .columns import Column
 from .numbers import Bytes, Places, UnreadableError, cast
 
 BLANK, TAB, NEWLINE, RETURN, PIPE, HASH, COLON = b" \t\n\r|#:"
@@ -35,10 +35,10 @@ class Parsed:
     """The streams that have a field."""
 
 
-def read_block(block: bytes, layout: Layout, has_ids: bool, one_by_one: bool = False) -> Parsed | None:
+def read_block(block: bytes, columns: Sequence[Column], has_ids: bool, one_by_one: bool = False) -> Parsed | None:
     """The rows of a block of whole sequences, or None; `one_by_one` reads numbers that Arrow refuses, too."""
     try:
-        return _TextBlock(block, layout, one_by_one).parsed(has_ids)
+        return _TextBlock(block, columns, one_by_one).parsed(has_ids)
     except UnreadableError:
         return None
 
@@ -51,8 +51,8 @@ def _require(fine: bool | np.bool_) -> None:
 class _TextBlock:
     """A block with one blank before it, a newline at its end, and blanks after that, as bytes and as positions."""
 
-    def __init__(self, block: bytes, layout: Layout, one_by_one: bool) -> None:
-        self._layout, self._one_by_one = layout, one_by_one
+    def __init__(self, block: bytes, columns: Sequence[Column], one_by_one: bool) -> None:
+        self._columns, self._one_by_one = columns, one_by_one
         self.text = text = _padded(block)
         marks = np.flatnonzero((text == PIPE) | (text == NEWLINE))
         is_pipe = text[marks] == PIPE
@@ -73,12 +73,10 @@ class _TextBlock:
         """The rows."""
         self._check_names()
         sequence_of, ids, count = self._numbered() if has_ids else self._one_a_line()
-        words = _ColumnWords(
-            self.text, self._zones(), FIRST + sum(not column.sparse for column in self._layout.columns)
-        )
+        words = _ColumnWords(self.text, self._zones(), FIRST + sum(not column.sparse for column in self._columns))
         fields: dict[str, Field] = {}
         seen = []
-        for k, column in enumerate(self._layout.columns, FIRST):
+        for k, column in enumerate(self._columns, FIRST):
             which = np.flatnonzero(self.code == k)
             at = self.line[which]
             owner = sequence_of[at]
@@ -103,7 +101,7 @@ class _TextBlock:
         text, pipes = self.text, self.pipes
         words = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))[pipes + 1]
         code = np.zeros(len(pipes), np.uint8)
-        for k, column in enumerate(self._layout.columns, FIRST):
+        for k, column in enumerate(self._columns, FIRST):
             size = len(column.field)
             if size < 8:
                 wanted, mask = int.from_bytes(column.field, "little"), (1 << 8 * size) - 1
@@ -167,7 +165,7 @@ class _TextBlock:
     def _zones(self) -> Bytes:
         """For every byte, whose value it is part of: a column + FIRST, or 0 for a name, an id and what is not read."""
         count = len(self.pipes)
-        names = np.array([0] * FIRST + [1 + len(column.field) for column in self._layout.columns])
+        names = np.array([0] * FIRST + [1 + len(column.field) for column in self._columns])
         begins = self.pipes + names[self.code]
         lengths = np.empty(2 * count + 1, np.int64)
         lengths[0:-1:2] = begins

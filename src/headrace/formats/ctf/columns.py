@@ -4,26 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from ...data.batch import Stream
 from ...errors import ConfigError, unknown
+from ..schema import DTYPES
 
-DTYPES = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint64",
-    "uint32",
-    "uint16",
-    "uint8",
-    "bool",
-)
 MOST_STREAMS = 250
 """Every byte of a block is marked with the number of its stream, which is a byte too."""
 
@@ -49,42 +34,29 @@ class Column:
         return prod(self.stream.shape)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """All columns to be read: dense ones first, since they are told from sparse ones by their number."""
+def columns_of(streams: Sequence[Stream], fields: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns that declared streams are read from, dense ones first; refuses what cannot be read from text.
 
-    columns: tuple[Column, ...]
-
-    @classmethod
-    def of(cls, streams: Sequence[Stream], fields: Mapping[str, str] | None = None) -> "Layout":
-        """Makes the layout of declared streams; refuses what cannot be read from text."""
-        streams = list(streams)
-        if not streams:
-            raise ConfigError("streams= names nothing to read. Declare at least one Stream.")
-        if len(streams) > MOST_STREAMS:
-            raise ConfigError(f"at most {MOST_STREAMS} streams are read from one file, got {len(streams)}.")
-        fields = dict(fields or {})
-        for name in fields:
-            if name not in {s.name for s in streams}:
-                raise ConfigError(f"fields=: {unknown('stream', name, [s.name for s in streams])}")
-        columns = [Column(_checked(s), field_name(s.name, fields.get(s.name, s.name))) for s in streams]
-        names = [c.field for c in columns]
-        if twice := [c for c in columns if names.count(c.field) > 1]:
-            raise ConfigError(
-                f"fields=: streams {twice[0].name!r} and {twice[1].name!r} are both read from field "
-                f"{twice[0].field.decode()!r}. Each field is one stream."
-            )
-        return cls(tuple(sorted(columns, key=lambda c: c.sparse)))
-
-    def described(self) -> list[Any]:
-        """Everything that the rows depend on, as plain values."""
-        return [
-            [c.name, c.field.decode(), list(c.stream.shape), c.stream.dtype, c.stream.layout, c.stream.sequence]
-            for c in self.columns
-        ]
+    Dense columns are told from sparse ones by their number.
+    """
+    if not streams:
+        raise ConfigError("streams= names nothing to read. Declare at least one Stream.")
+    if len(streams) > MOST_STREAMS:
+        raise ConfigError(f"at most {MOST_STREAMS} streams are read from one file, got {len(streams)}.")
+    for name in fields:
+        if name not in {s.name for s in streams}:
+            raise ConfigError(f"fields=: {unknown('stream', name, [s.name for s in streams])}")
+    columns = [Column(_checked(s), _field_name(s.name, fields.get(s.name, s.name))) for s in streams]
+    names = [c.field for c in columns]
+    if twice := [c for c in columns if names.count(c.field) > 1]:
+        raise ConfigError(
+            f"fields=: streams {twice[0].name!r} and {twice[1].name!r} are both read from field "
+            f"{twice[0].field.decode()!r}. Each field is one stream."
+        )
+    return tuple(sorted(columns, key=lambda c: c.sparse))
 
 
-def field_name(stream: str, field: str) -> bytes:
+def _field_name(stream: str, field: str) -> bytes:
     """The name of a field as it stands in a file."""
     if not isinstance(field, str) or not re.fullmatch(r"[^\s|#\x00-\x20\x7f][^\s|\x00-\x20\x7f]*", field):
         raise ConfigError(
