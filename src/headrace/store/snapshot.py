@@ -41,8 +41,9 @@ class Copier:
             view: self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for (view, tensor), start in zip(sources.items(), bounds, strict=False)
         }
-        if copies:
-            torch._foreach_copy_([*copies.values()], [t.detach() for t in sources.values()], non_blocking=True)
+        with torch.no_grad():
+            if copies:
+                torch._foreach_copy_([*copies.values()], [*sources.values()], non_blocking=True)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         return {name: copies[view] for name, view in views.items()}
