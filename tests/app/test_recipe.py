@@ -12,7 +12,7 @@ from kit import small
 
 import headrace as hr
 from headrace.app.find import find_recipe
-from headrace.app.parameters import MisfitError, as_type, check_parameters, parameters_of, plain, typed
+from headrace.app.parameters import MisfitError, as_type, check_parameters, parameters_of, plain, spelled, typed
 from headrace.app.recipe import load_recipe
 
 TYPED = '''
@@ -141,7 +141,7 @@ def test_a_recipe_finds_what_lies_beside_it_and_recipes_of_one_name_take_turns()
 
 def test_parameters_are_told_with_type_and_default() -> None:
     found = parameters_of(find_recipe("typed_recipe.py"))
-    assert {name: each.type for name, each in found.items()} == {
+    assert {name: spelled(each.annotation) for name, each in found.items()} == {
         "lr": "float",
         "kind": "a|b",
         "layers": "list[int]",
@@ -150,7 +150,7 @@ def test_parameters_are_told_with_type_and_default() -> None:
         "where": "Path",
         "loud": "bool",
     }
-    assert (found["lr"].default, found["layers"].default) == (None, [1, 2])
+    assert (found["lr"].default, found["layers"].default) == (found["lr"].empty, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,6 @@ def test_plain_values_become_what_the_function_takes_and_others_are_refused() ->
     function = find_recipe("typed_recipe.py")
     found = typed(function, {"lr": 1, "where": "there", "most": None, "keep": "all"})
     assert (found["lr"], str(found["where"]), found["keep"]) == (1.0, "there", "all")
-    assert (found["kind"], found["layers"], found["loud"]) == ("a", [1, 2], False), "the defaults"
     for given, told in (
         ({"lrr": 1}, "has an unknown argument 'lrr'. Did you mean 'lr'?"),
         ({"lr": 1, "kind": "c"}, '"kind"'),

@@ -143,7 +143,7 @@ def test_a_sweep_that_is_ended_early_says_how_to_go_on(number: int, status: int,
         child.send(number)
         child.say("go on")
         assert child.ending() == status
-        assert "headrace: interrupted: the same command goes on from there" in child.output
+        assert "headrace: the same command goes on from here\nheadrace: interrupted\n" in child.output
         assert "Traceback" not in child.output
     assert [path.name for path in (place / "r").iterdir()] == [NAMES[0]]
     assert headrace(*GRID) == 0

@@ -106,11 +106,6 @@ def read_recipe(run: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = check(read_document(file), _RECIPE, str(file))
     except FileNotFoundError:
-        if (run / "recipe.yaml").exists():
-            raise RunError(
-                f"{run} has a recipe.yaml, as runs of an earlier version have, which is not read. Train again in "
-                "another run, or give the model: hr.load(run, model)."
-            ) from None
         return None
     except (OSError, ValueError) as error:
         raise RunError(f"what {run} says of its recipe cannot be read: {error}") from None

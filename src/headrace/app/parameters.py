@@ -3,58 +3,49 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
+from inspect import Parameter
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..store.document import DEPTH
 
-_LOOSE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+_LOOSE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD, Parameter.POSITIONAL_ONLY)
 
+LIMITS = ("epochs", "steps", "samples", "minutes")
 OF_A_RUN = {"resume": "resume", "checkpoint_every": "every", "keep": "keep", "override": "override", "parent": "parent"}
 """Options of the command line that are about the run, by the argument of `Run` that they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of a function."""
-
-    name: str
-    kind: Any = None
-    """Its type; `None` if it has none."""
-    default: Any = None
-    """`None` where there is none."""
-    required: bool = False
-
-    @property
-    def type(self) -> str:
-        """Its type in words: "float", "a|b", "int or all"."""
-        return "" if self.kind is None else spelled(self.kind)
-
-    def value(self, given: Any, where: str) -> Any:
-        """What is given for it, text as a person writes it or a plain value, as its type."""
-        try:
-            return converted(self.kind, given, self.name)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
+def flag_of(name: str) -> str:
+    """A parameter as an option: `--batch-size`. A command also takes `--batch_size`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a function by name."""
-    types = _types(function)
-    return {
-        name: Parameter(
-            name, types.get(name), None if given.default is given.empty else given.default, given.default is given.empty
-        )
-        for name, given in inspect.signature(function).parameters.items()
-    }
+    """The parameters of a function by name; their types are text where they cannot be looked up."""
+    try:
+        types = get_type_hints(function)
+    except (NameError, TypeError):
+        types = {}
+    known = inspect.signature(function).parameters
+    return {name: each.replace(annotation=types.get(name, each.annotation)) for name, each in known.items()}
+
+
+def value_of(parameter: Parameter, given: Any, where: str) -> Any:
+    """What is given for a parameter, text as a person writes it or a plain value, as its type."""
+    try:
+        return converted(parameter.annotation, given, parameter.name)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def spelled(kind: Any) -> str:
     """A type in words: "float", "a|b" for literals, "int or all" for a choice; that it may be `None` is left out."""
+    if get_origin(kind) is Annotated:
+        return spelled(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) in (Union, UnionType):
@@ -70,41 +61,40 @@ def described(function: Callable[..., Any]) -> dict[str, str]:
     return {each.arg_name: " ".join(each.description.split()) for each in params if each.description}
 
 
-def check_parameters(function: Callable[..., Any]) -> None:
-    """Raises unless every parameter of a recipe has a type, and the docstring says what it is."""
+def check_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a recipe; raises unless each can be an option.
+
+    It needs a type and a description in the docstring, and its default is a plain value of this type.
+    """
     descriptions, file, line = described(function), function.__code__.co_filename, function.__code__.co_firstlineno
-    if loose := [each for each in inspect.signature(function).parameters.values() if each.kind in _LOOSE]:
+    known = parameters_of(function)
+    if loose := [each for each in known.values() if each.kind in _LOOSE]:
         raise ConfigError(
             f"{file}: {function.__name__} takes {loose[0]}, which cannot be options of the command line. Name "
             "each parameter."
         )
-    for name, parameter in parameters_of(function).items():
+    for name, each in known.items():
         where = f"{file}, line {line}: the parameter {name!r} of {function.__name__}"
-        if not parameter.type:
+        has_default = each.default is not None and each.default is not each.empty
+        if each.annotation is each.empty:
+            kind = f"{type(each.default).__name__} = {each.default!r}" if has_default else "float, or whatever it is"
             raise ConfigError(
-                f"{where} has no type, and each parameter is an option of the command line. Write "
-                f"{_with_type(parameter)}."
+                f"{where} has no type, and each parameter is an option of the command line. Write {name}: {kind}."
             )
         if name not in descriptions:
             raise ConfigError(
                 f"{where} is not described in the docstring, which is the help of its option. Write "
                 f'there, under "Args:", "{name}: what it is."'
             )
-
-
-def _with_type(parameter: Parameter) -> str:
-    """A parameter as it may be written, by its default."""
-    if parameter.default is None:
-        return f"{parameter.name}: float, or whatever it is"
-    return f"{parameter.name}: {type(parameter.default).__name__} = {parameter.default!r}"
-
-
-def _types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Types of parameters by name, as text where they cannot be looked up."""
-    try:
-        return get_type_hints(function)
-    except (NameError, TypeError):
-        return dict(inspect.get_annotations(function))
+        if has_default:
+            try:
+                as_type(each.annotation, plain(each.default), name)
+            except MisfitError:
+                message = f"{name} is a {spelled(each.annotation)} with the default {each.default!r}"
+                raise ConfigError(
+                    f"the recipe takes what cannot be an option of the command line: {message}."
+                ) from None
+    return known
 
 
 YAML_LENGTH = 1 << 18
@@ -124,35 +114,25 @@ def converted(kind: Any, given: Any, name: str = "") -> Any:
         return as_type(kind, given, name)
     except MisfitError:
         expected = spelled(kind)
-        example = f", as in --{name.replace('_', '-')} {LIST}" if expected.startswith("list[") else ""
+        example = f", as in {flag_of(name)} {LIST}" if expected.startswith("list[") else ""
         raise ValueError(f"expected {expected}{example}, got {given!r}.") from None
 
 
 def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What a recipe is called with, from plain values as a file has them."""
-    known, what = parameters_of(function), function.__name__
-    check_parameters(function)
+    known, what = check_parameters(function), function.__name__
     for name in arguments:
         if name not in known:
             raise ConfigError(f"{what} has an {unknown('argument', name, known)}")
-    if missing := [name for name in known if known[name].required and name not in arguments]:
+    if missing := [name for name, each in known.items() if each.default is each.empty and name not in arguments]:
         raise ConfigError(f"{what} lacks what is required: {', '.join(missing)}.")
-    values = {name: known[name].value(given, f'{what}, "{name}"') for name, given in arguments.items()}
-    return {name: each.default for name, each in known.items() if not each.required} | values
-
-
-def check_default(parameter: Parameter) -> None:
-    """Raises unless the default of a parameter is a plain value of its type."""
-    if parameter.default is not None:
-        try:
-            as_type(parameter.kind, plain(parameter.default), parameter.name)
-        except MisfitError:
-            message = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
-            raise ConfigError(f"the recipe takes what cannot be an option of the command line: {message}.") from None
+    return {name: value_of(known[name], given, f'{what}, "{name}"') for name, given in arguments.items()}
 
 
 def as_type(kind: Any, given: Any, name: str = "") -> Any:
     """A plain value, or text as a person writes it, as a value of a type; raises `MisfitError` where it is none."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         if NoneType in parts and given in (None, "null"):

@@ -27,10 +27,13 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of, save_source
-from .parameters import OF_A_RUN, parameters_of, typed
+from .parameters import LIMITS, OF_A_RUN, flag_of, parameters_of, typed
 from .strategies import parse_strategy
 
-LIMITS = ("epochs", "steps", "samples", "minutes")
+OF_FIT = (*LIMITS, *OF_A_RUN, "run", "validate_every", "progress")
+"""Options of the command line that are passed on to `Trainer.fit`."""
+TO_REPEAT = (*LIMITS, "checkpoint_every", "validate_every", "keep", "workers", "engine", "device", "strategy")
+"""Those that a later command is to repeat."""
 
 
 @dataclass(slots=True)
@@ -107,22 +110,28 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A recipe that is to be trained, and how."""
+    """A recipe that is to be trained, and how: plain values, as workers get them."""
 
     recipe: str
     """`file.py` or `file.py:function`."""
     arguments: Mapping[str, Any]
-    """What the function is called with: plain values."""
+    """What the function is called with."""
     options: Mapping[str, Any]
-    """What goes before the recipe's own of what it passes to `fit`."""
-    strategy: Strategy | None = None
-    """Instead of the trainer's."""
-    document: Mapping[str, Any] = field(default_factory=dict)
-    """What the run keeps as `recipe.json`, to be trained on or used by later."""
-    needs_run: str = ""
-    """What was asked for that makes no sense without a run."""
-    device: str | None = None
-    """What `device="auto"` stands for."""
+    """The options of the command line that were given, by name."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What the run keeps as `recipe.json`, to be trained on or used by later."""
+        return {"recipe": self.recipe, "arguments": dict(self.arguments), "fit": self._given(*TO_REPEAT)}
+
+    @property
+    def of_fit(self) -> dict[str, Any]:
+        """What goes before the recipe's own of what it passes to `fit`."""
+        quiet = "json" in self.options or self.options.get("progress") == "off"
+        return self._given(*OF_FIT) | ({"progress": False} if quiet else {})
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: self.options[name] for name in names if name in self.options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +208,7 @@ def _of_model(run: Path, given: nn.Module | Trainer, which: str | int | None) ->
 def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:
     """Runs the recipe of a file with these arguments, plain values as a file has them: see `find_recipe`."""
     function = find_recipe(name)
-    needed = [each.name for each in parameters_of(function).values() if each.required]
+    needed = [name for name, each in parameters_of(function).items() if each.default is each.empty]
     if not arguments and needed:
         raise ConfigError(f"{name} has to be told {' and '.join(needed)}. Give what it takes a default.")
     made = function(**typed(function, arguments)) if arguments else function()
@@ -220,26 +229,36 @@ def made_again(run: Path, recipe: str | None, trust: bool) -> Recipe:
     return made
 
 
+def launch_recipe(training: Training) -> Trained:
+    """Trains a recipe, with the workers that its options say."""
+    from ..engines.launch import launch
+
+    workers, engine = training.options.get("workers", 1), training.options.get("engine", "local")
+    trained: Trained = launch(run_recipe, training, workers=workers, engine=engine)
+    return trained
+
+
 def run_recipe(training: Training) -> Trained:
     """In a worker: trains a recipe."""
-    with auto_device(training.device):
+    device = training.options.get("device")
+    with auto_device(device):
         made = load_recipe(training.recipe, training.arguments).open_data()
-    if training.device not in (None, "auto", str(made.trainer.device), made.trainer.device.type):
+    if device not in (None, "auto", str(made.trainer.device), made.trainer.device.type):
         raise ConfigError(
-            f"--device {training.device}: the recipe trains on {made.trainer.device}, which it names itself. Leave "
-            "device= out there."
+            f"--device {device}: the recipe trains on {made.trainer.device}, which it names itself. Leave device= out "
+            "there."
         )
-    if training.strategy is not None:
-        set_strategy(made.trainer, training.strategy)
-    fit = merged(made.fit, training.options)
+    if "strategy" in training.options:
+        set_strategy(made.trainer, parse_strategy(training.options["strategy"]))
+    fit = merged(made.fit, training.of_fit)
     run = Run.of(fit.get("run")).path
     assert not isinstance(run, Runs), "a recipe does not make these"
+    if run is None and (asked := [name for name in (*OF_A_RUN, "report") if name in training.options]):
+        raise ConfigError(f"{flag_of(asked[0])} is about a run, and there is none. Say --run DIR.")
     if run is not None and Runs.are_at(run):
         fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(changed_arguments, arguments=training.arguments)))
     if run is not None:
         fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training)]
-    elif training.needs_run:
-        raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
     try:
         history = made.run()
@@ -304,8 +323,6 @@ class _RecipeWriter(Callback):
         run = info.run if info.run is not None and url_of(name) else Path(name)
         path = run / RECIPE_FILE
         text = readable(self._training.document)
-        try:
+        with disk.failing(f"writing {path}", run, len(text)):
             disk.write_file(path, text)
             save_source(run, self._training.recipe)
-        except OSError as error:
-            raise disk.failure(error, f"writing {path}", run, len(text)) from error

@@ -7,7 +7,7 @@ from ..workers.elastic import Elastic
 from ..workers.rounds import BlockMomentum, DiLoCo, Periodic
 from ..workers.strategy import Strategy
 from ..workers.synchronous import Synchronous
-from .parameters import parameters_of
+from .parameters import parameters_of, value_of
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "block-momentum": BlockMomentum,
@@ -16,7 +16,6 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "periodic": Periodic,
     "synchronous": Synchronous,
 }
-_NO_TEXT = ("self", "outer")
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -26,7 +25,7 @@ def parse_strategy(text: str) -> Strategy:
     if name not in STRATEGIES:
         raise ConfigError(unknown("strategy", name, STRATEGIES))
     made = parameters_of(STRATEGIES[name].__init__)
-    known = {key: parameter for key, parameter in made.items() if key not in _NO_TEXT}
+    known = {key: each for key, each in made.items() if key not in ("self", "outer")}
     values: dict[str, Any] = {}
     for part in given.split(",") if given.strip() else ():
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -36,5 +35,5 @@ def parse_strategy(text: str) -> Strategy:
             raise ConfigError(f"{text!r}: {unknown(f'option of {name}', key, known)}")
         if key in values:
             raise ConfigError(f"{text!r}: {key} is given twice.")
-        values[key] = known[key].value(None if value.lower() == "none" else value, f"{text!r}: {key}")
+        values[key] = value_of(known[key], None if value.lower() == "none" else value, f"{text!r}: {key}")
     return STRATEGIES[name](**values)

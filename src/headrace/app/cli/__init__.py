@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from ...errors import ConfigError, HeadraceError
-from ..parameters import OF_A_RUN
+from ..parameters import OF_A_RUN, flag_of
 from .commands import make_app
-from .options import INTERRUPTED, UsageError, flag_of
+from .options import INTERRUPTED, PREEMPTED, UsageError
 from .output import print_line, print_text
 
 
@@ -42,9 +42,11 @@ def _run(words: list[str]) -> int:
     except HeadraceError as error:
         _print_error(words, error, _in_flags(error, words, app), "headrace: ")
         return 1
-    except KeyboardInterrupt:
-        print_line("headrace: interrupted", sys.stderr)
-        return INTERRUPTED
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != PREEMPTED:
+            raise
+        print_line("headrace: interrupted", sys.stderr)  # where the training is saved has been printed
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
 
 
 def _print_error(words: Sequence[str], error: Exception, message: str, before: str = "") -> None:

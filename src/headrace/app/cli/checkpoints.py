@@ -74,10 +74,8 @@ def export(
             f"{run} has what was trained, without the frozen base. Load it into a model with that base by "
             "hr.load_weights, and save that model."
         )
-    try:
+    with disk.failing(f"writing {out}", out.absolute().parent):
         disk.write_file(out, b"".join(tensor_pieces(out.name, contents.tensors_of(MODEL))))
-    except OSError as error:
-        raise disk.failure(error, f"writing {out}", out.absolute().parent, 0) from error
     print_result(json, {"file": str(out), "step": contents.step}, f"{out}: the weights of step {contents.step}")
     return 0
 

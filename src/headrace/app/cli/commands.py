@@ -83,11 +83,11 @@ def new_app(name: str, text: str = "", **options: Any) -> App:
 def convert(kind: Any, tokens: Sequence[Token]) -> Any:
     """The value of an option, of the text that is given for it; cyclopts has conversions of its own, which round."""
     several = get_origin(kind) is tuple  # an option that may be given several times
-    return converted(kind, [token.value for token in tokens] if several else given(tokens[-1]))
+    return converted(kind, [token.value for token in tokens] if several else value_in(tokens[-1]))
 
 
-def given(token: Token) -> Any:
-    """What is given for an option: text, or what a file has in its place that is none."""
+def value_in(token: Token) -> Any:
+    """What a word gives an option: text, or of a switch that stands alone true or false."""
     return token.value if token.implicit_value is UNSET else token.implicit_value
 
 

@@ -1,7 +1,7 @@
 """`headrace fit RECIPE` and `headrace resume RUN`: train a recipe, whose parameters are options too."""
 
+import os
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from ...errors import RunError
 from ...store.named import run_path
-from .of_recipe import Files, Given, OfRecipe
-from .options import INTERRUPTED, PREEMPTED, Options
-from .output import numbers, print_line, print_result, print_text
+from .of_recipe import Found, OfRecipe
+from .options import Files
+from .output import numbers, print_result, print_text
 
 if TYPE_CHECKING:
     from ..recipe import Trained, Training
 
 
-def _fit(recipe: str, /, given: Given, *, config: Files = (), print_config: bool = False) -> int:
+def _fit(recipe: str, /, training: "Training", *, config: Files = (), print_config: bool = False) -> int:
     """Trains the recipe, or prints what it would be trained with.
 
     Args:
@@ -26,19 +26,18 @@ def _fit(recipe: str, /, given: Given, *, config: Files = (), print_config: bool
         config: options from a file, YAML or JSON; may be given several times
         print_config: print all options as --config takes them, and end
     """
-    training = given.training()
     if print_config:
         import yaml
 
-        print_text(yaml.safe_dump(dict(training.document), sort_keys=False))
+        print_text(yaml.safe_dump(training.document, sort_keys=False))
         return 0
-    return _train(given.recipe, given.options, training)
+    return _train(training)
 
 
 def _resume(
     run: str,
     /,
-    given: Given,
+    training: "Training",
     *,
     recipe: str | None = None,
     trust: bool = False,
@@ -54,15 +53,14 @@ def _resume(
         config: options from a file, YAML or JSON; may be given several times
         print_config: print all options as --config takes them, and end
     """
-    options = replace(given.options, run=run, resume="must")
-    return _fit(run, replace(given, options=options), print_config=print_config)
+    return _fit(run, _with(training, run=run, resume="must"), print_config=print_config)
 
 
 def _fork(
     parent: str,
     new: str,
     /,
-    given: Given,
+    training: "Training",
     *,
     recipe: str | None = None,
     trust: bool = False,
@@ -85,23 +83,26 @@ def _fork(
     if step not in (record := Record(run)).checkpoints and not Path(new).exists():
         made = made_again(run, recipe, trust)
         record.fork(new, step, made.trainer, made.train, **made.fit)
-    override = given.options.override or bool(changed_arguments(run, given.arguments))
-    given = replace(given, options=replace(given.options, run=new, override=override))
-    training = given.training()
-    return _train(given.recipe, given.options, replace(training, options={**training.options, "parent": parent}))
+    if changed_arguments(run, training.arguments):
+        training = _with(training, override=True)
+    return _train(_with(training, run=new, parent=parent))
+
+
+def _with(training: "Training", **options: object) -> "Training":
+    return replace(training, options={**training.options, **options})
 
 
 # --- which recipe ------------------------------------------------------------------------------------------
 
 
-def find_named(name: str, words: Sequence[str]) -> Given:
+def find_named(name: str, words: Sequence[str]) -> Found:
     """The recipe of this name."""
     from ..find import find_recipe
 
-    return Given(name, find_recipe(name))
+    return Found(name, find_recipe(name))
 
 
-def _find_of_run(run: str, words: Sequence[str]) -> Given:
+def _find_of_run(run: str, words: Sequence[str]) -> Found:
     """The recipe of a run, and the options of the run."""
     from ..find import RECIPE_FILE, find_recipe, recipe_of
 
@@ -114,10 +115,10 @@ def _find_of_run(run: str, words: Sequence[str]) -> Given:
         raise RunError(
             f"{run} has no checkpoint yet. Start it: {shlex.join(['headrace', 'fit', *known, '--run', run])}"
         )
-    return Given(recipe, find_recipe(recipe), files)
+    return Found(recipe, find_recipe(recipe), files)
 
 
-def _find_of_parent(parent: str, words: Sequence[str]) -> Given:
+def _find_of_parent(parent: str, words: Sequence[str]) -> Found:
     """As `_find_of_run`, of the run that has this step."""
     from ...store.parents import step_of
 
@@ -137,36 +138,21 @@ def _value_of(words: Sequence[str], flag: str) -> str | None:
 # --- training ----------------------------------------------------------------------------------------------
 
 
-def _train(recipe: str, options: Options, training: "Training") -> int:
+def _train(training: "Training") -> int:
     """Trains what was asked for, and prints how it ended."""
-    from ...engines.launch import launch
     from ...workers.here import here
-    from ..recipe import run_recipe
+    from ..recipe import launch_recipe
 
-    try:
-        trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
-    except (KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code != PREEMPTED:
-            raise
-        # where the training is saved, or that it is complete, has been printed
-        print_line("headrace: interrupted", sys.stderr)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
+    trained = launch_recipe(training)
     if here().leader:  # under torchrun, this is one of the workers
-        report = _report(trained) if options.report else None
+        report = None
+        if "report" in training.options and trained.run is not None:
+            from ...watch.report import write
+
+            report = str(write(trained.run))
         document = trained.last | {"run": trained.run, "report": report, "why": trained.why}
-        print_result(options.json, document, _result(recipe, trained, report))
+        print_result("json" in training.options, document, _result(training.recipe, trained, report))
     return 0
-
-
-def _resume_command(run: str, recipe: str) -> str:
-    """The command that goes on with a run."""
-    return shlex.join(["headrace", "resume", run, "--recipe", recipe])
-
-
-def _report(trained: "Trained") -> str | None:
-    from ...watch.report import write
-
-    return None if trained.run is None else str(write(trained.run))
 
 
 def _result(recipe: str, trained: "Trained", report: str | None) -> str:
@@ -176,7 +162,8 @@ def _result(recipe: str, trained: "Trained", report: str | None) -> str:
     lines = numbers({key: value for key, value in last.items() if key in ("epoch", "step") or key.startswith(data)})
     if trained.run is None:
         return "\n".join([*lines, "", "nothing is kept: --run DIR keeps weights, curves and what a report is made of"])
-    after = [f"{_resume_command(trained.run, recipe)} --{trained.limit} N"]
+    recipe = recipe.removeprefix(f"{Path.cwd()}{os.sep}")
+    after = [f"{shlex.join(['headrace', 'resume', trained.run, '--recipe', recipe])} --{trained.limit} N"]
     lines += ["", f"run     {trained.run}"]
     if report:
         lines.append(f"report  {report}")

@@ -2,17 +2,14 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...errors import ConfigError
-from .options import HOW_MADE, Count, HowMade, Which, check_ending
+from .options import HOW_MADE, Count, HowMade, Which, of_kind
 from .output import numbers, print_result
 
 if TYPE_CHECKING:
     from ...data.arrays import ArrayTable
-
-ENDINGS = (".arrow", ".csv", ".npy", ".parquet")
-"""Those of files that predictions are written to."""
 
 
 def validate(
@@ -49,7 +46,7 @@ def predict(
     data: str,
     /,
     *,
-    out: Path,
+    out: Annotated[Path, of_kind(".arrow", ".csv", ".npy", ".parquet")],
     which: Which = None,
     batch_size: Count | None = None,
     how: HowMade = HOW_MADE,
@@ -63,7 +60,6 @@ def predict(
         which: best, last or a step (the best if a callback marked one, else the last)
         batch_size: rows that the model sees at once
     """
-    check_ending(out, ENDINGS, "--out")
     from ...formats.write import check_place
 
     check_place(out)

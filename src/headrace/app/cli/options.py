@@ -1,9 +1,8 @@
 """The options of every training from the command line, and checks of options."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -11,22 +10,40 @@ from cyclopts.validators import Number
 from ...errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from ...workers.strategy import Strategy
     from ..recipe import Recipe
 
 INTERRUPTED, PREEMPTED = 130, 143
 """The exit status after Ctrl-C, and after a signal that asks for the machine."""
-LIMITS = ("epochs", "steps", "samples", "minutes")
-_COUNTS = (*LIMITS, "keep", "workers")
-_NOT_OF_FIT = ("report", "workers", "engine", "strategy", "device", "json")
-"""What is not passed on to `Trainer.fit`."""
-_PASSING = ("run", "resume", "override", "progress", "report", "json")
-"""What a later command is not to repeat."""
-_OF_A_RUN = ("resume", "override", "checkpoint_every", "keep", "report")
+
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+"""A number that is greater than 0."""
+Which = int | Literal["best", "last"] | None
+"""The weights of a run: best, last or those of a step."""
+Files = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+def _check_strategies(_: Any, given: str | tuple[str, ...] | None) -> None:
+    from ..strategies import parse_strategy
+
+    for text in [given] if isinstance(given, str) else given or ():
+        parse_strategy(text)
+
+
+def of_kind(*endings: str) -> Parameter:
+    """What says of a file that it has one of these endings."""
+
+    def check(_: Any, file: Path | None) -> None:
+        if file is not None and (ending := file.suffix.lower()) not in endings:
+            raise ValueError(unknown("ending", ending, endings))
+
+    return Parameter(validator=check)
+
+
+OF_STRATEGIES = Parameter(validator=_check_strategies)
+"""One that makes no sense is known before any work."""
+
+
+class Options(TypedDict, total=False):
     """The training
 
     Args:
@@ -50,66 +67,23 @@ class Options:
         json: print JSON, for a program to read
     """
 
-    run: str | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    samples: int | None = None
-    minutes: float | None = None
-    resume: Literal["auto", "must", "never"] | None = None
-    override: bool = False
-    checkpoint_every: str | None = None
-    validate_every: str | None = None
-    keep: int | Literal["all"] | None = None
-    progress: Literal["auto", "bar", "plain", "off"] | None = None
-    report: bool = False
-    workers: int = 1
-    engine: Literal["local", "processes", "ray"] = "local"
-    device: str | None = None
-    strategy: str | None = None
-    json: bool = False
-
-    def check(self) -> None:
-        """Raises on what contradicts itself, and on what no training could do."""
-        for name in _COUNTS:
-            given = getattr(self, name)
-            if isinstance(given, int | float) and not 0 < given < float("inf"):
-                raise UsageError(f"--{name} is greater than 0, got {given}.")
-        if self.run is not None and Path(self.run).exists() and not Path(self.run).is_dir():
-            raise UsageError(f"--run {self.run}: it is a file; name a directory.")
-        if self.json and self.progress in ("bar", "plain"):
-            raise UsageError(f"--json prints nothing but JSON, --progress {self.progress} more. Leave one out.")
-        if self.override and self.resume == "never":
-            raise UsageError("--override continues a run, and --resume never does not. Leave one out.")
-
-    def needs_run(self) -> str:
-        """What was asked for that makes no sense without a run, as a flag; empty if nothing was."""
-        return next((flag_of(name) for name in _OF_A_RUN if name in self._given()), "")
-
-    def of_fit(self) -> dict[str, Any]:
-        """The options that were given, for `Trainer.fit`."""
-        asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
-        return asked | ({"progress": False} if self.json or self.progress == "off" else {})
-
-    def to_repeat(self) -> dict[str, Any]:
-        """What differs from the defaults, and a later command is to repeat."""
-        return {
-            name: value
-            for name, value in self._given().items()
-            if name not in _PASSING and value != getattr(Options(), name)
-        }
-
-    def _given(self) -> dict[str, Any]:
-        """The options that were given, by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
-
-
-Count = Annotated[int, Parameter(validator=Number(gte=1))]
-"""A number that is greater than 0."""
-
-
-Which = int | Literal["best", "last"] | None
-"""The weights of a run: best, last or those of a step."""
+    run: str
+    epochs: Count
+    steps: Count
+    samples: Count
+    minutes: Annotated[float, Parameter(validator=Number(gt=0))]
+    resume: Literal["auto", "must", "never"]
+    override: bool
+    checkpoint_every: str
+    validate_every: str
+    keep: int | Literal["all"]
+    progress: Literal["auto", "bar", "plain", "off"]
+    report: bool
+    workers: Count
+    engine: Literal["local", "processes", "ray"]
+    device: str
+    strategy: Annotated[str, OF_STRATEGIES]
+    json: bool
 
 
 @Parameter(name="*")
@@ -150,25 +124,3 @@ HOW_MADE = HowMade()
 
 class UsageError(ConfigError):
     """A command line that makes no sense."""
-
-
-def strategy_of(text: str) -> "Strategy":
-    """The strategy of a name, with its options."""
-    from ..strategies import parse_strategy
-
-    try:
-        return parse_strategy(text)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-
-
-def flag_of(name: str) -> str:
-    """A parameter as an option: `--batch-size`. A command also takes `--batch_size`."""
-    return f"--{name.replace('_', '-')}"
-
-
-def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
-    """Raises unless a file is of one of these kinds."""
-    ending = file.suffix.lower()
-    if ending not in endings:
-        raise UsageError(f"{flag}: {file}: {unknown('ending', ending, endings)}")

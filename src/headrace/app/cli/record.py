@@ -2,7 +2,10 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from .options import HOW_MADE, Count, HowMade, UsageError
 from .output import print_result
@@ -77,7 +80,7 @@ def verify(
     run: str,
     /,
     *,
-    segments: int | None = None,
+    segments: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
     key: Path | None = None,
     out: Path | None = None,
     how: HowMade = HOW_MADE,
@@ -90,8 +93,6 @@ def verify(
         key: a private key of ssh, which signs the certificate
         out: write the certificate as JSON
     """
-    if segments is not None and segments < 0:
-        raise UsageError(f"--segments is 0 or more, got {segments}.")
     from ...formats.write import check_place
 
     if out is not None:

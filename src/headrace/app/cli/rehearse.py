@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from .options import Count, UsageError, check_ending, strategy_of
+from .options import OF_STRATEGIES, Count, of_kind
 from .output import print_line, print_result
 
-KINDS = (".pdf", ".png", ".svg")
 _COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "communicating", "idle")
 
 
@@ -16,14 +15,14 @@ def rehearse(
     /,
     *,
     workers: Count,
-    strategy: tuple[str, ...],
+    strategy: Annotated[tuple[str, ...], OF_STRATEGIES],
     epochs: Count | None = None,
     steps: Count | None = None,
     every: str | None = None,
     bandwidth: str = "10 Gbit",
     latency: str = "50 us",
     rows_per_s: float = 1e5,
-    out: Path = Path("rehearsal.png"),
+    out: Annotated[Path, of_kind(".pdf", ".png", ".svg")] = Path("rehearsal.png"),
     json: bool = False,
 ) -> int:
     """Trains a recipe on virtual workers, by one strategy after the other.
@@ -41,16 +40,12 @@ def rehearse(
         out: the picture: .pdf .png .svg
         json: print JSON, for a program to read
     """
-    check_ending(out, KINDS, "--out")
     from ...engines.network import Network
     from ...formats.write import check_place
     from .. import rehearse as rehearsals
 
     check_place(out)
-    for name in strategy:
-        strategy_of(name)
-        if strategy.count(name) > 1:
-            raise UsageError(f"--strategy {name!r} is given twice.")
+    strategy = tuple(dict.fromkeys(strategy))
     network = Network(bandwidth=bandwidth, latency=latency, rows_per_s=rows_per_s)
     limits = {"epochs": epochs, "steps": steps, "log_every": every, "validate_every": every}
     asked = {name: value for name, value in limits.items() if value is not None}

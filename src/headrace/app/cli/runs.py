@@ -4,14 +4,16 @@ import json as as_json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ...errors import RunError
-from .options import check_ending, flag_of
+from ..parameters import flag_of
+from .options import of_kind
 from .output import iso_time, print_result, short_time, table
 
 DEPTH = 3  # directories below the one that is named
 WIDTH = 40  # characters of an argument
+Page = Annotated[Path, of_kind(".html")]
 
 
 def runs(dir: str = "runs", /, *, json: bool = False) -> int:
@@ -25,7 +27,8 @@ def runs(dir: str = "runs", /, *, json: bool = False) -> int:
 
     if (url := url_of(dir)) is None and not Path(dir).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
-    found = [_facts(path) for path in _runs_in(Path(dir))] if url is None else _in_store(url)
+    found = [*(_runs_in(Path(dir)) if url is None else _in_store(url))]
+    found = [each | {"changed": iso_time(each["changed"])} for each in found]
     varied = _varied([each["arguments"] for each in found])
     forks = any(each["parents"] for each in found)
     lines = [
@@ -44,36 +47,25 @@ def runs(dir: str = "runs", /, *, json: bool = False) -> int:
     return 0
 
 
-def _runs_in(where: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The runs in a directory and in those below it, by name."""
+def _runs_in(where: Path, depth: int = DEPTH) -> Iterator[dict[str, Any]]:
+    """What a table shows of the runs in a directory and in those below it, by name."""
+    from ...watch.report.read import overview_of
+
     if (where / "run.json").is_file():
-        yield where
+        yield overview_of(where)
     elif depth and os.access(where, os.R_OK | os.X_OK):
         for entry in sorted(where.iterdir()):
             if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
                 yield from _runs_in(entry, depth - 1)
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    """What a table shows of a run."""
-    from ...watch.report.read import overview_of
-
-    return _timed(overview_of(path))
-
-
-def _in_store(url: str) -> list[dict[str, Any]]:
+def _in_store(url: str) -> Iterator[dict[str, Any]]:
     """The runs below a URL. Of a training that is not known to have ended, nothing tells if it has been killed."""
     from ...store.mirror import overviews
 
-    found = []
     for name, facts in overviews(url).items():
         state = "running or killed" if facts["state"] == "running" else facts["state"]
-        found.append(_timed(facts | {"run": f"{url.rstrip('/')}/{name}", "state": state}))
-    return found
-
-
-def _timed(facts: dict[str, Any]) -> dict[str, Any]:
-    return facts | {"changed": iso_time(facts["changed"])}
+        yield facts | {"run": f"{url.rstrip('/')}/{name}", "state": state}
 
 
 def _varied(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -95,7 +87,7 @@ def _best(facts: dict[str, Any]) -> str:
     return "-" if best["value"] is None else f"{best['key']} {best['value']:.4g}"
 
 
-def report(run: str, /, *, out: Path | None = None, share: bool = False, json: bool = False) -> int:
+def report(run: str, /, *, out: Page | None = None, share: bool = False, json: bool = False) -> int:
     """Writes a run as one page that needs nothing but itself.
 
     Args:
@@ -104,8 +96,6 @@ def report(run: str, /, *, out: Path | None = None, share: bool = False, json: b
         share: leave out the host, the command, the environment and the directories
         json: print JSON, for a program to read
     """
-    if out is not None:
-        check_ending(out, (".html",), "--out")
     from ...watch.report import write
 
     page = write(run, out, share)

@@ -10,20 +10,18 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cyclopts import Token
-
 from ...errors import ConfigError, HeadraceError, RunError
 from ...store.document import encoded
 from ...watch.rows import best_row, keys_of, number
-from ..parameters import MisfitError, Parameter, as_type, converted, plain
-from .commands import given as given_text
+from ..parameters import LIMITS, MisfitError, as_type, converted, flag_of, plain
 from .fit import find_named
-from .of_recipe import Files, Given, OfRecipe
-from .options import INTERRUPTED, LIMITS, PREEMPTED, Count, UsageError, flag_of
+from .of_recipe import OfRecipe
+from .options import Count, Files, UsageError
 from .output import print_line
 from .runs import runs
 
@@ -77,7 +75,7 @@ class Range:
 def _sweep(
     recipe: str,
     /,
-    given: Given,
+    training: "Training",
     *,
     run: Path | None = None,
     trials: Count | None = None,
@@ -95,17 +93,17 @@ def _sweep(
     """
     from ...workers.here import here
 
-    choices = {name: value for name, value in given.arguments.items() if isinstance(value, Listed | Range)}
+    choices = {name: value for name, value in training.arguments.items() if isinstance(value, Listed | Range)}
     limits = {name: of.values[0] for name, of in choices.items() if name in LIMITS and len(of.values) == 1}
     choices = {name: of for name, of in choices.items() if name not in limits}  # a run that goes on keeps its name
-    given = replace(given, arguments={**given.arguments, **limits})
+    training = replace(training, arguments={**training.arguments, **limits})
     if ranges := [flag_of(name) for name, of in choices.items() if not of.values] if trials is None else []:
         raise UsageError(f"{ranges[0]} is a range, of which --trials N chooses. Or give values.")
     if all(len(of.values) == 1 for of in choices.values()):
         raise UsageError("nothing varies. Give a parameter several values, with commas between: --lr 1e-3,1e-4.")
-    path, _, function = given.recipe.partition(":")
+    path, _, function = recipe.partition(":")
     where = run or Path("runs", f"{function or Path(path).stem}-sweep")
-    each_of = _Trials(given, choices, where)
+    each_of = _Trials(training, choices, where)
     combinations = each_of.grid() if trials is None else []
     if (where / "run.json").exists():
         raise RunError(f"{where} is a run. Name a directory for the runs of the sweep: --run DIR.")
@@ -116,35 +114,31 @@ def _sweep(
             each_of.make(*each)
         if trials is not None:
             each_of.optimize(trials, monitor)
-    except (KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code != PREEMPTED:
-            raise
-        print_line("headrace: interrupted: the same command goes on from there", sys.stderr)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
-    runs(str(where), json=given.options.json)
+    except (KeyboardInterrupt, SystemExit):
+        print_line("headrace: the same command goes on from here", sys.stderr)
+        raise
+    runs(str(where), json="json" in training.options)
     return 1 if each_of.failures else 0
 
 
-def _values(parameter: Parameter, token: Token) -> Any:
-    """The values that an option gives a parameter, as plain values, or a range; a file gives one value."""
-    text = given_text(token)
-    if token.source != "cli":
-        return converted(parameter.kind, text, parameter.name)
+def _values(parameter: Parameter, text: str) -> Any:
+    """The values that an option gives a parameter, as plain values, or a range."""
+    kind, name = parameter.annotation, parameter.name
     if found := _RANGE.fullmatch(text):
-        low, high = (_number(parameter, end) for end in found.groups()[:2])
+        low, high = (_number(kind, end) for end in found.groups()[:2])
         if low is not None and high is not None:
             if not low < high or (found[3] and low <= 0):
                 raise ValueError(f"{text}: a range goes up, and begins above 0 with :log.")
             return Range(low, high, bool(found[3]))
-    values = [plain(converted(parameter.kind, part, parameter.name)) for part in _parts(text)]
+    values = [plain(converted(kind, part, name)) for part in _parts(text)]
     if twice := next((each for k, each in enumerate(values) if each in values[:k]), None):
         raise ValueError(f"{twice!r} is given twice.")
     return Listed(values)
 
 
-def _number(parameter: Parameter, text: str) -> float | None:
+def _number(kind: Any, text: str) -> float | None:
     try:
-        return number(as_type(parameter.kind, text))
+        return number(as_type(kind, text))
     except MisfitError:
         return None
 
@@ -165,7 +159,7 @@ def _parts(text: str) -> list[str]:
 class _Trials:
     """Makes the runs of a sweep."""
 
-    given: Given
+    common: "Training"
     """What is the same in all of them, and what varies."""
     choices: Mapping[str, Listed | Range]
     where: Path
@@ -178,17 +172,16 @@ class _Trials:
     def training(self, values: Sequence[Any], number: str = "") -> tuple[Path, "Training"]:
         """What is to be trained with these values, and where: the name of a run says which they are."""
         chosen = dict(zip(self.choices, values, strict=True))
-        training = replace(self.given, arguments={**self.given.arguments, **chosen}).training()
         words = [f"{name}={quote(v if isinstance(v, str) else json.dumps(v), safe=' +')}" for name, v in chosen.items()]
         path = self.where / ",".join([*([number] if number else []), *words])
         if len(path.name) > LONGEST:
             raise ConfigError(f"the name of the run {path.name[:40]}... is too long. Vary fewer parameters.")
-        return path, replace(training, options={**training.options, "run": str(path)})
+        arguments = {**self.common.arguments, **chosen}
+        return path, replace(self.common, arguments=arguments, options={**self.common.options, "run": str(path)})
 
     def make(self, path: Path, training: "Training") -> bool:
         """Trains, or goes on with what was begun, unless it is finished; whether it is finished now."""
-        from ...engines.launch import launch
-        from ..recipe import changed_arguments, run_recipe
+        from ..recipe import changed_arguments, launch_recipe
 
         same = {name: v for name, v in training.arguments.items() if name not in LIMITS or name in self.choices}
         if changed := changed_arguments(path, same):
@@ -199,8 +192,7 @@ class _Trials:
             return True
         print_line(f"headrace: {path}", sys.stderr)
         try:
-            options = self.given.options
-            launch(run_recipe, training, workers=options.workers, engine=options.engine)
+            launch_recipe(training)
         except Exception as error:
             self.failures += 1
             if not isinstance(error, HeadraceError):
@@ -211,8 +203,13 @@ class _Trials:
 
     def optimize(self, count: int, monitor: str) -> None:
         """Makes so many runs, each with the values that Optuna chooses by the results of those before."""
+        from ...watch.monitor import side_of
+
         optuna = _optuna()
-        key, mode = _monitored(monitor)
+        given_mode, _, key = monitor.rpartition(" ")
+        if (mode := given_mode or side_of(key)) not in ("min", "max"):
+            message = f"whether {key} should be small or large is not known"
+            raise ConfigError(f'--monitor: {message}: say "min {key}" or "max {key}".')
         spaces = {name: of.distribution(optuna) for name, of in self.choices.items() if len(of.values) != 1}
         history: list[Any] = []
         for k in range(count):
@@ -264,19 +261,6 @@ def _optuna() -> Any:
         raise ConfigError('--trials needs Optuna, which is not installed: pip install "headrace[optuna]".') from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def _monitored(text: str) -> tuple[str, str]:
-    """The key to choose by, and whether it should be small or large."""
-    from ...watch.monitor import side_of
-
-    given_mode, _, key = text.rpartition(" ")
-    mode = given_mode or side_of(key)
-    if mode not in ("min", "max"):
-        raise ConfigError(
-            f'--monitor: whether {key} should be small or large is not known: say "min {key}" or "max {key}".'
-        )
-    return key, mode
 
 
 def _score(path: Path, key: str, mode: str) -> float | None:
