@@ -128,5 +128,5 @@ def _option(each: Parameter, about: Mapping[str, str], group: Group, convert: Co
         show_default=default is not None and default is not False,
         accepts_keys=False,
     )
-    annotation = Annotated[bool | None if switch else object, *checks, how]  # type: ignore[valid-type]
+    annotation: Any = Annotated[bool | None if switch else object, *checks, how]
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
