@@ -1,6 +1,5 @@
 """The function that every worker is to call, its result, and the models among its arguments."""
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,12 +55,6 @@ def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Seque
     """Gives the caller's models the weights that the workers have agreed on."""
     for model, state in zip(models_of(main, arguments), weights, strict=True):
         model.load_state_dict({**model.state_dict(), **state})  # what cannot be sent stays as it is
-
-
-def copy_for_worker(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Copies of the function and its arguments, for one more worker in the same process."""
-    copied: tuple[Callable[..., Any], tuple[Any, ...]] = copy.deepcopy((main, tuple(arguments)))
-    return copied
 
 
 def models_of(main: Callable[..., Any], arguments: Sequence[Any]) -> list[nn.Module]:

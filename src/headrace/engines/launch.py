@@ -3,14 +3,12 @@
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
-from numbers import Real
 from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..workers.here import here
 from .job import Job, Result, take_back
-from .network import Network
+from .network import Network, positive
 
 _ENGINES = {
     "local": "simulates all workers in this process",
@@ -60,23 +58,13 @@ def launch(
         address: of the Ray cluster, as in "10.0.0.1:6379".
         network: the speed of simulated workers and their network.
     """
-    job = Job(
-        main=main,
-        arguments=arguments,
-        workers=workers,
-        nodes=nodes,
-        devices=devices,
-        restarts=restarts,
-        timeout_s=timeout_s,
-        address=address,
-        network=network,
-    )
+    job = Job(main, arguments, workers, nodes, devices, restarts, timeout_s, address, network)
     _check(job, engine)
     alone = engine == "local" and workers == 1 and network is None
     _not_within_a_worker(alone)
     if alone:
         return main(*arguments)
-    result: Result = _engine(engine)(job)
+    result: Result = import_module(f".{engine}", __package__).run(job)
     take_back(main, arguments, result.weights)
     return result.value
 
@@ -90,10 +78,7 @@ def _check(job: Job, engine: str) -> None:
     _whole(job.workers, "workers", 1)
     _whole(job.nodes, "nodes", 1)
     _whole(job.restarts, "restarts", 0)
-    seconds: Any = job.timeout_s
-    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < float("inf"):
-        raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.", argument="timeout_s")
+    positive(job.timeout_s, "timeout_s")
     if job.workers % job.nodes:
         raise ConfigError(
             f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.", argument="workers"
@@ -117,15 +102,6 @@ def _check_engine_options(job: Job, engine: str) -> None:
                 f"{name}= is for engine={' or '.join(map(repr, engines))}; engine={engine!r} {_ENGINES[engine]}.",
                 argument=name,
             )
-
-
-def _engine(name: str) -> Callable[[Job], Result]:
-    if name == "ray" and find_spec("ray") is None:
-        raise ConfigError(
-            "engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\"", argument="engine"
-        )
-    run: Callable[[Job], Result] = import_module(f".{name}", __package__).run
-    return run
 
 
 def _whole(value: Any, what: str, least: int) -> None:

@@ -1,6 +1,8 @@
 """The engine of virtual workers, which run in this process, one at a time, in virtual time."""
 
+import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -18,7 +20,7 @@ from ..workers.connection import CenterClient
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
 from ..workers.wire import pack
-from .job import Job, Result, copy_for_worker, models_of, work
+from .job import Job, Result, models_of, work
 from .network import Collective, Network, broadcast_from
 from .virtual_cluster import VirtualCluster
 
@@ -136,7 +138,7 @@ class SimCenter(CenterClient):
         done = (cluster.outward.through(now, back) if back else now) + latency
         cluster.accounts[worker].sent_bytes += sent
         cluster.accounts[worker].communicating_s += done - begun
-        cluster.advance(worker, done)
+        cluster.baton.now[worker] = done
         self._began_s = self._free_s = None
         return answer
 
@@ -184,7 +186,7 @@ class SimCenter(CenterClient):
         for other in range(cluster.count):
             client: SimCenter = cluster.clients[other]
             client._waits, client._seen = clock["waits"][other], cluster.changes
-            cluster.advance(other, clock["now"][other])
+            cluster.baton.now[other] = clock["now"][other]
             if other:
                 cluster.baton.due(other, clock["now"][other])
         cluster.until(0, clock["now"][0])
@@ -198,7 +200,7 @@ def run(job: Job) -> Result:
     def live(worker: int) -> Result:
         with use_comm(SimComm(cluster, worker)):
             try:
-                main, arguments = copy_for_worker(job.main, job.arguments)
+                main, arguments = copy.deepcopy((job.main, tuple(job.arguments)))
             except Exception as error:
                 raise ConfigError(
                     f"every virtual worker needs the arguments for itself, and they cannot be copied: {error}. "
@@ -229,11 +231,8 @@ def _found_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if not isinstance(function, FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
-    defaults = function.__defaults__ or ()
-    named = list(
-        zip(function.__code__.co_varnames[function.__code__.co_argcount - len(defaults) :], defaults, strict=False)
-    )
-    named += list((function.__kwdefaults__ or {}).items())
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
+    named = [(name, parameter.default) for name, parameter in parameters.items()]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             named.append((name, cell.cell_contents))

@@ -38,7 +38,7 @@ class Network:
     speeds: Sequence[float] | Mapping[int, float] = ()
 
     def __post_init__(self) -> None:
-        _positive(self.rows_per_s, "rows_per_s")
+        positive(self.rows_per_s, "rows_per_s")
         for name in ("bytes_per_s", "latency_s", "_speeds"):
             getattr(self, name)
         if self.bytes_per_s <= 0:
@@ -78,7 +78,7 @@ class Network:
                 raise ConfigError(
                     f"speeds= names workers by their numbers, 0 or more, got {worker!r}.", argument="speeds"
                 )
-        return {worker: _positive(speed, f"speeds of worker {worker}") for worker, speed in given.items()}
+        return {worker: positive(speed, f"speeds of worker {worker}") for worker, speed in given.items()}
 
 
 def _amount(given: Any, what: str, units: Mapping[str, float]) -> float:
@@ -89,7 +89,8 @@ def _amount(given: Any, what: str, units: Mapping[str, float]) -> float:
     return float(match[1]) * units[match[2]]
 
 
-def _positive(value: Any, what: str) -> float:
+def positive(value: Any, what: str) -> float:
+    """A number above 0, which is finite."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < inf:
         raise ConfigError(f"{what}= is a number greater than 0, got {value!r}.", argument=what)
     return float(value)

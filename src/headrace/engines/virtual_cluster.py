@@ -83,10 +83,6 @@ class VirtualCluster:
                 raise WorkerError(str(error))
             raise WorkerError(f"worker {other} ended by {type(error).__name__}: {error}") from error
 
-    def advance(self, worker: int, time: float) -> None:
-        """Moves a worker's clock on."""
-        self.baton.now[worker] = time
-
     def until(self, worker: int, time: float) -> None:
         """Waits, while others go on that are due before."""
         self.baton.until(worker, time)
@@ -97,7 +93,7 @@ class VirtualCluster:
         account.updates += 1
         account.rows += rows
         account.computing_s += seconds
-        self.advance(worker, self.baton.now[worker] + seconds)
+        self.baton.now[worker] += seconds
 
     def meet_at_start(self, worker: int) -> bool:
         """Waits until all workers are here; those but worker 0, for whom it is true, go on when they are made due."""
