@@ -203,11 +203,6 @@ class Sharded(Strategy):
 
     # --- an update ----------------------------------------------------------------------------------------
 
-    def totals(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = torch.tensor([float(weight) for weight in weights.values()], dtype=torch.float64)
-        self.comm.all_reduce(numbers)
-        return dict(zip(weights, numbers.tolist(), strict=True))
-
     def most(self, count: int) -> int:
         """The largest of the counts of all workers."""
         number = torch.tensor([count])

@@ -22,8 +22,8 @@ State = dict[str, Any]
 class Strategy:
     """Trains one model with several workers. It gets only vectors, a communicator and counts of rows.
 
-    With a `joint` strategy, the workers make one update from one batch, whose rows they share: override `totals` and
-    `reduce`. With any other, every worker updates its own replica with its own batches, and the replicas are combined
+    With a `joint` strategy, the workers make one update from one batch, whose rows they share: override `reduce`.
+    With any other, every worker updates its own replica with its own batches, and the replicas are combined
     from time to time: override `begin`, `after` and `consensus`. With a `centered` strategy, workers do not wait for
     each other: see `Centered`.
     """
@@ -90,7 +90,9 @@ class Strategy:
 
     def totals(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """The weights of terms for the complete batch, from those of this worker's part."""
-        return dict(weights)
+        numbers = torch.tensor([float(weight) for weight in weights.values()], dtype=torch.float64)
+        self.comm.all_reduce(numbers)
+        return dict(zip(weights, numbers.tolist(), strict=True))
 
     def most(self, count: int) -> int:
         """The largest of the counts that workers give, where they make passes together."""

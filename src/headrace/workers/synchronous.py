@@ -1,7 +1,7 @@
 """Synchronous training: the workers share one batch, add up their gradients and make the same update."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -70,11 +70,6 @@ class Synchronous(Strategy):
 
     def listen(self, arena: Arena) -> None:
         self._of(arena).listen()
-
-    def totals(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = torch.tensor([float(weight) for weight in weights.values()], dtype=torch.float64)
-        self.comm.all_reduce(numbers)
-        return dict(zip(weights, numbers.tolist(), strict=True))
 
     def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
         refuse_sparse(arena)
