@@ -65,8 +65,8 @@ def test_sums_and_maxima_are_the_same_bits_on_all_workers_in_the_order_of_worker
     def reduce(comm: SimComm) -> list[Tensor]:
         total, most = parts[comm.shard.index].clone(), parts[comm.shard.index].clone()
         first, second = comm.start(total), comm.start(most, "max")
-        second.wait()  # whoever is first
-        first.wait()
+        second()  # whoever is first
+        first()
         return [total, most]
 
     expected = parts[0].clone()
@@ -253,7 +253,7 @@ def test_an_all_reduce_takes_what_a_ring_takes_from_the_last_arrival_on() -> Non
         (lambda comm: comm.share("x" * 76), 0.112 + 0.2, [112, 112, 112, 0]),
         (lambda comm: comm.hand_out(["x" * 76] * 4), 0.336 + 0.1, [336, 0, 0, 0]),
         (lambda comm: comm.all_gather("x" * 76), 0.336 + 0.3, [336] * 4),
-        (lambda comm: [p.wait() for p in [comm.start(torch.zeros(250)) for _ in range(3)]], 6.3, [4500] * 4),
+        (lambda comm: [wait() for wait in [comm.start(torch.zeros(250)) for _ in range(3)]], 6.3, [4500] * 4),
     ],
     ids=["sum", "max", "broadcast", "gather", "share", "hand_out", "all_gather", "three sums on one link"],
 )
@@ -270,9 +270,9 @@ def test_a_collective_takes_its_time_and_sends_its_bytes(
 @pytest.mark.parametrize(("rows", "until_s", "waited_s"), [(10, 2.1, 1.1), (30, 3.0, 0)])
 def test_a_started_reduction_travels_while_the_worker_computes(rows: int, until_s: float, waited_s: float) -> None:
     def work(comm: SimComm) -> list[float]:
-        pending = comm.start(torch.zeros(250))  # 2.1 s
+        wait = comm.start(torch.zeros(250))  # 2.1 s
         comm.worked(rows)
-        pending.wait()
+        wait()
         return [comm.now(), comm.cluster.accounts[comm.shard.index].communicating_s]
 
     assert on_all(work, 4, SLOW)[0] == [pytest.approx(until_s), pytest.approx(waited_s)]
@@ -401,12 +401,12 @@ def waits_for_rows(comm: SimComm) -> None:
 
 
 def starts_and_gathers(comm: SimComm) -> None:
-    started = comm.start(torch.ones(1))
+    wait = comm.start(torch.ones(1))
     if comm.leader:
-        started.wait()
+        wait()
         comm.gather(1)
     else:
-        comm.start(torch.ones(1)).wait()
+        comm.start(torch.ones(1))()
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
             comm.all_reduce(most := own[index].clone(), "max")
             assert torch.equal(most.double(), exact.max(0).values)
             one, two = own[index].clone(), own[index].clone()
-            started = [comm.start(one), comm.start(two, "max")]
-            for pending in started:
-                pending.wait()
+            waits = [comm.start(one), comm.start(two, "max")]
+            for wait in waits:
+                wait()
             assert torch.equal(one, total)
             assert torch.equal(two, most)
             for found in comm.all_gather(total):  # to the last bit
@@ -266,7 +266,7 @@ def in_a_group_of_accelerators(index: int, count: int, port: int, one_host: bool
     assert isinstance(comm, TorchComm)
     comm.all_reduce(total := torch.full((3,), 1.0 + index))
     comm.all_reduce(most := torch.tensor([index, -index]), "max")
-    comm.start(begun := torch.full((2,), 1.0 + index)).wait()
+    comm.start(begun := torch.full((2,), 1.0 + index))()
     comm.broadcast(first := torch.full((2,), 7.0 + index))
     assert (total.tolist(), most.tolist(), begun.tolist(), first.tolist()) == ([3] * 3, [1, 0], [3] * 2, [7] * 2)
     assert comm.all_gather(index) == list(range(count))

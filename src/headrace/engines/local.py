@@ -15,13 +15,13 @@ from ..data.source import Source
 from ..errors import ConfigError
 from ..watch.callback import Callback
 from ..workers.center import Body, Center, HostWeights
-from ..workers.comm import Comm, Op, Pending
+from ..workers.comm import Comm, Op
 from ..workers.connection import CenterClient
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
 from ..workers.wire import pack
 from .job import Job, Result, models_of, work
-from .network import Collective, Network, broadcast_from
+from .network import Network, broadcast_from
 from .virtual_cluster import VirtualCluster
 
 
@@ -42,13 +42,13 @@ class SimComm(Comm):
         return client
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
-        self.start(vector, op).wait()
+        self.start(vector, op)()
 
-    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+    def start(self, vector: Tensor, op: Op = "sum") -> Callable[[], object]:
         return self._begin(op, vector)
 
     def broadcast(self, vector: Tensor, worker: int = 0) -> None:
-        self._begin(broadcast_from(worker), vector).wait()
+        self._begin(broadcast_from(worker), vector)()
 
     def gather(self, value: Any) -> list[Any] | None:
         values: list[Any] | None = self._exchange("gather", pack(value))
@@ -82,22 +82,13 @@ class SimComm(Comm):
     def report_error(self, error: BaseException) -> None:
         self.cluster.report_error(self._worker, error)
 
-    def _begin(self, kind: str, vector: Tensor) -> "_SimReduction":
+    def _begin(self, kind: str, vector: Tensor) -> Callable[[], object]:
         like = (vector.shape, vector.dtype, vector.device)
-        return _SimReduction(self.cluster, self._worker, self.cluster.begin(self._worker, kind, like, vector.detach()))
+        collective = self.cluster.begin(self._worker, kind, like, vector.detach())
+        return functools.partial(self.cluster.wait, self._worker, collective)
 
     def _exchange(self, kind: str, packed: Any) -> Any:
         return self.cluster.wait(self._worker, self.cluster.begin(self._worker, kind, (), packed))
-
-
-class _SimReduction:
-    """A reduction that others have still to join, or that takes its time."""
-
-    def __init__(self, cluster: VirtualCluster, worker: int, collective: Collective) -> None:
-        self._cluster, self._worker, self._collective = cluster, worker, collective
-
-    def wait(self) -> None:
-        self._cluster.wait(self._worker, self._collective)
 
 
 class SimCenter(CenterClient):

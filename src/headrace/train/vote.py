@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import errors
 from ..errors import HeadraceError, WorkerError
-from ..workers.comm import Comm, Pending
+from ..workers.comm import Comm
 
 Result = TypeVar("Result")
 VOTE_S = 0.2  # between two votes, about
@@ -36,7 +36,7 @@ class StopVote:
         self._comm = comm
         self._steps = self._left = 1
         self._since = comm.now()
-        self._under_way: tuple[Pending, Tensor] | None = None
+        self._under_way: tuple[Callable[[], object], Tensor] | None = None
 
     def __call__(self, stop: bool, leave: bool, save: bool, now: bool) -> Votes | None:
         """Adds this worker's requests to the next vote; returns the result of a vote that ends at this step.
@@ -65,8 +65,8 @@ class StopVote:
     def _finish_vote(self) -> Votes | None:
         if self._under_way is None:
             return None
-        (pending, vector), self._under_way = self._under_way, None
-        pending.wait()
+        (wait, vector), self._under_way = self._under_way, None
+        wait()
         stop, leave, save, seconds = vector.tolist()
         if seconds < VOTE_S / 2:
             self._steps = min(MOST_STEPS, 2 * self._steps)

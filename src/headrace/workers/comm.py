@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,21 +17,6 @@ from .join import TIMEOUT_S
 Op = Literal["sum", "max", "tree"]
 """How vectors become one. "tree", of 2, 4, 8, … workers: two and two are added, and their sums again."""
 Result = TypeVar("Result")
-
-
-class Pending(Protocol):
-    """A reduction under way."""
-
-    def wait(self) -> None:
-        """Returns once the vector holds the result."""
-        ...
-
-
-class Done:
-    """A reduction that was made at once."""
-
-    def wait(self) -> None:
-        pass
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +93,10 @@ class Comm(ABC):
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         """The vector becomes the sum, or the maximum, of those of all workers."""
 
-    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
-        """Begins an `all_reduce` and returns; the vector may not be touched until it is done."""
+    def start(self, vector: Tensor, op: Op = "sum") -> Callable[[], object]:
+        """Begins an `all_reduce`; call what it returns to wait for the result. Leave the vector alone until then."""
         self.all_reduce(vector, op)
-        return Done()
+        return lambda: None
 
     @abstractmethod
     def broadcast(self, vector: Tensor, worker: int = 0) -> None:

@@ -13,7 +13,7 @@ from ..arena.replica import Replica
 from ..arena.vectors import Slot, Vector
 from ..errors import ConfigError, ModelError, unknown
 from ..length import as_count
-from .comm import Comm, Pending, mean
+from .comm import Comm, mean
 from .here import here
 from .strategy import Single, Strategy
 
@@ -139,7 +139,7 @@ class _Chunk:
     vector: Tensor
     slots: list[Slot]
     not_ready: int = 0
-    sent: tuple[Pending, Tensor] | None = field(default=None)
+    sent: tuple[Callable[[], object], Tensor] | None = field(default=None)
 
 
 class Reach:
@@ -233,8 +233,8 @@ class GradientBuckets:
         loose = self._loose()
         for chunk in self._chunks:
             assert chunk.sent is not None
-            pending, message = chunk.sent
-            pending.wait()
+            wait, message = chunk.sent
+            wait()
             if message.dtype != chunk.vector.dtype:  # it was compressed
                 chunk.vector.copy_(message)
             chunk.sent = None

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..data.shard import Shard
 from ..errors import ConfigError
 from ..store import system
-from .comm import Comm, Op, Pending
+from .comm import Comm, Op
 from .heartbeat import GRACE_S, Heartbeat
 from .join import attempt_of, join_others, joined_group, started_by_agent, timeout_of_environment
 from .shared import Shared
@@ -81,10 +81,11 @@ class TorchComm(Comm):
         else:
             self._call(self._reduced, vector, op)
 
-    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+    def start(self, vector: Tensor, op: Op = "sum") -> Callable[[], object]:
         if self._shared is not None and vector.device.type == "cpu":
             return super().start(vector, op)
-        return _TorchReduction(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
+        pending: Any = self._call(self._group(vector).allreduce, [vector], self._options[op])
+        return partial(self._call, pending.wait, since_s=time.monotonic())
 
     def broadcast(self, vector: Tensor, worker: int = 0) -> None:
         self._call(self._broadcast, vector, worker)
@@ -243,18 +244,6 @@ class TorchComm(Comm):
         if self._heartbeat.reported is not None:
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         self.close()
-
-
-class _TorchReduction:
-    """A reduction under way."""
-
-    __slots__ = ("_begun_s", "_comm", "_pending")
-
-    def __init__(self, comm: TorchComm, pending: Any) -> None:
-        self._comm, self._pending, self._begun_s = comm, pending, time.monotonic()
-
-    def wait(self) -> None:
-        self._comm._call(self._pending.wait, since_s=self._begun_s)
 
 
 def _can_be_nudged() -> bool:
