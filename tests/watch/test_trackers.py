@@ -107,6 +107,19 @@ def test_a_server_that_does_not_answer_holds_up_no_update_and_the_end_only_for_a
         far.changed.notify_all()
 
 
+def test_the_end_waits_no_longer_for_a_server_that_has_not_answered_for_so_long_already() -> None:
+    far = Hangs()
+    far.reached = False
+    sender = trackers._Sender(far.send, [{"step": 1}])
+    sender.put({"step": 2})
+    far.wait_until(lambda: far.refused == 1)
+    sender._asked_s -= 500.0
+    assert not sender.end(400.0)
+    with far.changed:
+        far.reached = True
+        far.changed.notify_all()
+
+
 def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
     first, then = Far(), Far()
     with pytest.raises(InterruptedError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -28,6 +29,7 @@ END_S, END_SHARE = 5.0, 0.01
 """How long the end of a training waits for another program: seconds, or a share of its time if that is more."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """After how long a report that could not be passed on is tried again; each time after twice as long."""
+LOOK_S = 0.02  # how often it is looked at whether the other program has answered
 AT_ONCE = 1000  # metrics that MLflow takes in one call
 PARAMS_AT_ONCE = 100
 LONGEST = 500  # letters of a parameter's value, which older servers take too
@@ -44,7 +46,8 @@ class Tracker(Callback, ABC):
 
     A thread sends, so that no update waits for a server that is slow or gone. Reports that could not be passed on are
     kept, the newest `MOST_WAITING` of them, and tried again after a second or more. The end of a training waits no
-    longer for a server than a hundredth of its time, or five seconds.
+    longer for a server than a hundredth of its time, or five seconds, and not at all for one that has kept a report
+    waiting for so long already.
     """
 
     everywhere = False
@@ -129,6 +132,7 @@ class _Sender:
         self._send, self._fails = send, False
         self._waiting: deque[Row] = deque(map(dict, rows), maxlen=MOST_WAITING)
         self._lock, self._due, self._ended = threading.Lock(), threading.Event(), threading.Event()
+        self._asked_s = math.inf  # since when the program at the other end has not answered
         self._thread = threading.Thread(target=self._run, name="headrace-tracker", daemon=True)
         self._thread.start()
 
@@ -142,10 +146,12 @@ class _Sender:
             self._due.set()
 
     def end(self, limit_s: float) -> bool:
-        """Sends what is left; whether that was over in time."""
+        """Sends what is left; whether that was over in time. Who has not answered for so long is not waited for."""
         self._ended.set()
         self._due.set()
-        self._thread.join(limit_s)
+        until_s = time.monotonic() + limit_s
+        while self._thread.is_alive() and time.monotonic() < min(until_s, self._asked_s + limit_s):
+            self._thread.join(LOOK_S)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -163,11 +169,14 @@ class _Sender:
             rows = list(self._waiting)
         try:
             if rows:
+                self._asked_s = time.monotonic()
                 self._send(rows)
         except Exception as error:
             if not self._fails:
                 self._fails, self.failure = True, (rows[-1]["step"], error)
             return False
+        finally:
+            self._asked_s = math.inf
         self._fails, self.failure, sent = False, None, set(map(id, rows))
         with self._lock:
             self._waiting = deque((row for row in self._waiting if id(row) not in sent), MOST_WAITING)
