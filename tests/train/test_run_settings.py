@@ -91,6 +91,19 @@ def test_a_setting_that_differs_is_named_with_both_values(was: Any, now: Any, to
     assert any(re.search(told, line) for line in found), found
 
 
+def test_settings_of_one_of_several_optimizers_that_differ_are_named(tmp_path: Path) -> None:
+    def trainer(beta: float) -> hr.Trainer:
+        model = small.model()
+        body, head = torch.optim.SGD(model[0].parameters()), adam(model[2].parameters(), betas=(beta, 0.99))
+        return make(
+            of=model, loss=lambda: {"a": hr.CrossEntropy(), "b": hr.CrossEntropy()}, optimizer={"a": body, "b": head}
+        )
+
+    steps(trainer(0.5), tmp_path / "run", 3)
+    with pytest.raises(hr.CheckpointError, match=r"optimizer\.b\.groups\.0\.betas\.0: 0\.5 in the run, 0\.9 now"):
+        steps(trainer(0.9), tmp_path / "run")
+
+
 @pytest.mark.parametrize("number", [0, 3, 22, 26])
 def test_a_setting_that_differs_is_listed_and_only_who_insists_goes_on_with_it(number: int, tmp_path: Path) -> None:
     was, now, told = SETTINGS[number]

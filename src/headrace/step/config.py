@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from ..arena.own_optimizers import kind_of
 from ..length import Length
+from ..loss.base import Loss, Sum
 from ..workers.synchronous import Synchronous
 
 SETTINGS = (
@@ -36,6 +37,7 @@ _STARTED = "__mp_main__"  # what multiprocessing calls the script in a process t
 LONGEST = 64  # elements of a tensor that are written out
 LONGEST_TEXT = 120  # characters of what a function holds that are written out
 MOST_ITEMS = 10_000  # of a container whose items are compared
+UNKNOWN = "..."  # stands for what is too deep to be compared
 CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 Config = dict[str, Any]
 
@@ -104,16 +106,25 @@ def plain(value: Any, depth: int = 4, trained: bool = True) -> Any:
     if isinstance(value, CONTAINERS) and len(value) > MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)} items"
     if isinstance(value, (partial, *CONTAINERS)) and not depth:
-        return "..."
+        return UNKNOWN
+    inner = depth - (not _is_of_losses(value))
     if isinstance(value, partial):
         return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth, trained)}
     if isinstance(value, Mapping):
-        return {str(key): plain(item, depth - 1, trained) for key, item in value.items()}
+        return {str(key): plain(item, inner, trained) for key, item in value.items()}
     if isinstance(value, CONTAINERS):
-        items = [plain(item, depth - 1, trained) for item in value]
+        items = [plain(item, inner, trained) for item in value]
         return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
     values = {n: v for n, v in _attributes(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
-    return {"kind": type(value).__name__, **{name: plain(item, depth - 1, trained) for name, item in values.items()}}
+    return {"kind": type(value).__name__, **{name: plain(item, inner, trained) for name, item in values.items()}}
+
+
+def _is_of_losses(value: Any) -> bool:
+    """Whether it is a term, a sum, or what holds these: what they hold is looked at as deeply as if it were alone."""
+    if isinstance(value, Loss | Sum):
+        return type(value).__module__.startswith("headrace.")
+    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(isinstance(item, Loss | Sum) for item in held)
 
 
 def differences(
@@ -127,7 +138,7 @@ def differences(
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.", between)
-        elif _by_one_name(before) != _by_one_name(after):
+        elif before != UNKNOWN and _by_one_name(before) != _by_one_name(after):
             found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
 
@@ -176,12 +187,14 @@ def _tensor(value: Tensor) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object; of a module, the losses in it, and what is neither its state nor a part of it."""
+    """The attributes of an object; of a module, the losses in it, and what is neither its state nor a part of it. All
+    parts count where nothing is trained."""
     values = {**getattr(value, "__dict__", {})}
     for kind in type(value).__mro__:
         values |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
     if isinstance(value, torch.nn.Module):
-        losses = [(name, part) for name, part in value.named_children() if isinstance(part, _Loss)]
+        whole = next(value.parameters(), None) is None  # a loss of several, and no model
+        losses = [(name, part) for name, part in value.named_children() if whole or isinstance(part, _Loss)]
         buffers = value.named_buffers() if isinstance(value, _Loss) else ()  # class weights
         return {name: item for name, item in [*values.items(), *losses, *buffers] if name != "training"}
     return values

@@ -100,7 +100,7 @@ def note_hyperparameters(trainer: Trainer) -> None:
     for group, before, after in zip((g for one in each for g in one["groups"]), left, now, strict=False):
         group |= {name: value for name, value in after.items() if name not in before or before[name] != value}
     trainer.last_training.groups = now
-    _remember(trainer, "optimizer", settings)
+    vars(trainer)["resume_settings"] = trainer.resume_settings | {"optimizer": settings}  # they are plain by now
 
 
 def check_setting(name: str, value: Any) -> None:
