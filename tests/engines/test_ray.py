@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from kit import merges, ray_cases
+from kit.sampled import nightly
 from kit.torch_workers import wait_until_gone
 from kit.worker_trainings import differing, train_in_parts
 
@@ -96,25 +97,30 @@ import headrace as hr
 from kit import ray_loss
 from torch import nn
 
-at = sys.argv[1]
-ray.init(runtime_env={
-    "worker_process_setup_hook": ray_loss.lose_once, "env_vars": {ray_loss.LOSE: at},
-})
+at, loses = sys.argv[1:]
+hook = {"worker_process_setup_hook": ray_loss.lose_once, "env_vars": {ray_loss.LOSE: at}}
+ray.init(runtime_env=hook if loses == "True" else {})
 """
 
 
 @pytest.mark.slow
-def test_the_program_of_the_page_runs_in_ray_train_and_goes_on_after_a_failure(cluster: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loses", [False, *nightly(True)])
+def test_the_program_of_the_page_runs_in_ray_train_and_goes_on(loses: bool, cluster: Any, tmp_path: Path) -> None:
+    """From where one process has left it; nightly, after Ray has lost a worker and has started all again."""
     page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
     (shown,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FailureConfig" in block]
+    if not loses:
+        names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "hr": hr}
+        exec(shown.replace("epochs=3", "epochs=1"), names)
+        names["in_each_worker"]({"run": str(tmp_path / "shown")})
     (tmp_path / "program.py").write_text(f"{ON_RAY_TRAIN}\n{shown}\non_ray(at + '/shown')\nray.shutdown()\n")
     environment = os.environ | {"RAY_ADDRESS": cluster.get_runtime_context().gcs_address}
-    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path), str(loses)]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=500, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-5000:]
     for actor in cluster.util.list_named_actors(all_namespaces=True):  # Ray's own, which stay in the cluster
         cluster.kill(cluster.get_actor(actor["name"], namespace=actor["namespace"]))
-    assert (tmp_path / "lost-2").exists(), "one of two workers was lost"
+    assert (tmp_path / "lost-2").exists() == loses, "one of two workers was lost"
     rows = [json.loads(line) for line in (tmp_path / "shown" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == 3 * 300, "every row once an epoch"
     assert "going on from step" in (tmp_path / "shown" / "log.txt").read_text()

@@ -27,7 +27,7 @@ from kit.kill_cases import (
     killed,
     undisturbed,
 )
-from kit.sampled import sampled
+from kit.sampled import nightly, sampled
 from kit.torch_workers import LATE, PATIENCE_S, WAYS, fork_workers, over_gloo, wait_until_gone
 
 import headrace as hr
@@ -39,10 +39,12 @@ from headrace.workers.here import here
 WORKERS = 3
 EVERYWHERE = [*itertools.product(STRATEGIES, [*HOOKS, *WITHIN, SAVING])]
 ALWAYS = [("synchronous", "meets"), ("periodic", "on_step_end"), ("diloco", SAVING), ("elastic", "meeting")]
+ALWAYS.append(("block momentum", "backward"))
+"""Each strategy at a place of another kind; nightly, each of them at each place."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "what"), sampled(EVERYWHERE, keep=ALWAYS, of=16))
+@pytest.mark.parametrize(("name", "what"), sampled(EVERYWHERE, keep=ALWAYS))
 def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(
     name: str, what: str, tmp_path: Path
 ) -> None:
@@ -131,10 +133,12 @@ def shown(value: Any) -> str:
     ("name", "how", "place", "gloo"),
     [
         ("synchronous", "is_killed", Place("before the update", 1, 5), False),
-        ("synchronous", "is_killed", Place("on_checkpoint", 0, 3), True),
         ("periodic", "raises", Place("meets", 0, 7), False),
         ("periodic", "is_killed", Place("meeting", 1, 7), True),
-        ("periodic", "is_killed", Place(SAVING, 0, 5), False),
+        *nightly(
+            ("synchronous", "is_killed", Place("on_checkpoint", 0, 3), True),
+            ("periodic", "is_killed", Place(SAVING, 0, 5), False),
+        ),
     ],
     ids=shown,
 )
@@ -156,8 +160,10 @@ def test_workers_that_start_again_end_as_those_that_were_never_lost(
         ("periodic", "is_killed", Place("after the update", 1, 6), "[45]"),
         ("synchronous", "is_killed", Place("backward", 0, 6), "[45]"),
         ("synchronous", "raises", Place("on_step_end", 0, 6), "[56]"),
-        ("periodic", "is_stopped", Place("after the update", 0, 5), "[345]"),
-        ("synchronous", "hangs", Place("data", 1, 4), r"\d+"),
+        *nightly(
+            ("periodic", "is_stopped", Place("after the update", 0, 5), "[345]"),
+            ("synchronous", "hangs", Place("data", 1, 4), r"\d+"),
+        ),
     ],
     ids=shown,
 )

@@ -95,7 +95,7 @@ CORE = [("periodic", "save", (1,)), ("synchronous", "backward", (0,)), ("synchro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "where", "who"), sampled(CASES, keep=CORE, of=8), ids=str)
+@pytest.mark.parametrize(("name", "where", "who"), sampled(CASES, keep=CORE, of=32), ids=str)
 def test_whoever_is_asked_all_save_the_same_step_end_and_can_go_on(
     name: str, where: str, who: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -117,7 +117,7 @@ def test_whoever_is_asked_all_save_the_same_step_end_and_can_go_on(
 @pytest.mark.parametrize("name", ["synchronous", "periodic"])
 def test_workers_may_be_asked_at_any_moment(name: str, tmp_path: Path) -> None:
     random, inside, number = Random(len(name)), 0, 0
-    while inside < len(seeds(2, nightly=8)):
+    while inside < len(seeds(1, nightly=8)):
         number += 1
         assert number <= 40, "requests come after its end"
         run, who = tmp_path / f"{number}" / "run", random.choice([[0], [1], [0, 1]])
@@ -179,7 +179,9 @@ VIRTUALLY = [*itertools.product(STRATEGIES, WHERE)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "where"), sampled(VIRTUALLY, keep=[("elastic", "backward")], of=5))
+@pytest.mark.parametrize(
+    ("name", "where"), sampled(VIRTUALLY, keep=[("elastic", "backward"), ("periodic", "save")], of=28)
+)
 def test_virtual_workers_end_together_and_go_on(name: str, where: str, tmp_path: Path) -> None:
     run, (what, time_) = tmp_path / "run", WHERE[where]
     with start(train_virtually, tmp_path, run, name, [what, 0, time_]) as child:

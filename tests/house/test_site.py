@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from kit.browser import DARK, chromium, dom, shoot
+from kit.sampled import nightly
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ("index.html", "trainer.html", "switch.html", "report.html", "reference/trainer.html")
+PAGES = ["index.html", "trainer.html", "reference/trainer.html", *nightly("switch.html", "report.html")]
 WIDE = """<script>window.addEventListener("load", () => {
 document.title = document.documentElement.scrollWidth + " of " + window.innerWidth; })</script></body>"""
 

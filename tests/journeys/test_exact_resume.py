@@ -35,7 +35,7 @@ STOPS += [(name, k, "preempt") for name in MAIN[:2] for k in EVERY[1:]]
 STOPS += [("table", PER_EPOCH, "validating"), *[(DRAWS, k, "validating") for k in (PER_EPOCH, STEPS)]]
 STOPS += [(REPORTS, k, "validating") for k in EVERY[3::3]]
 STOPS_KEPT = [("table", 13, "break"), ("source that goes on", PER_EPOCH, "break"), (REPORTS, 12, "validating")]
-STEPWISE = sampled(CASES, keep=["table"], of=4)
+STEPWISE = sampled(CASES, keep=["table"], of=16)
 TWICE = [name for name in CASES if name not in {*MAIN, *STEPWISE}]
 
 Reference = Callable[[str], Record]
@@ -56,7 +56,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return of
 
 
-@pytest.mark.parametrize(("name", "k", "kind"), sampled(STOPS, keep=STOPS_KEPT, of=24))
+@pytest.mark.parametrize(("name", "k", "kind"), sampled(STOPS, keep=STOPS_KEPT, of=48))
 def test_a_training_that_was_stopped_at_any_step_in_any_way_goes_on_bit_for_bit(
     name: str, k: int, kind: str, tmp_path: Path, reference: Reference
 ) -> None:

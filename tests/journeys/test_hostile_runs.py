@@ -283,7 +283,7 @@ def test_no_link_in_a_run_leads_out_of_it(made: tuple[str, Path]) -> None:
     kind, whole = made
     names = [str(path.relative_to(whole)) for path in sorted(whole.rglob("*"))]
     names += ["report.html", ".model.new.safetensors", ".run.json.new", ".probe", ".config.json.new"]
-    for name in names:
+    for name in sampled(names, keep=["checkpoints", "best", "report.html", ".probe", "metrics.jsonl", "lock"], of=4):
         with scratch() as path:
             run, outside = shutil.copytree(whole, path / "run"), path / "outside"
             if (run / name).exists():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kit.pages import blocks, difference, run_page
+from kit.sampled import nightly
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "tutorial.md"
@@ -60,7 +61,7 @@ def test_the_scripts_for_batch_systems_can_be_read() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "queued"), [("USR1", "requeue 17"), ("TERM", "no request")])
+@pytest.mark.parametrize(("sent", "queued"), [("USR1", "requeue 17"), *nightly(("TERM", "no request"))])
 def test_a_job_of_slurm_saves_and_is_put_back_into_the_queue(sent: str, queued: str, tmp_path: Path) -> None:
     """With stand-ins for `srun`, which runs the program, and `scontrol`, which notes what it was asked."""
     found = {block.title: block.text for block in blocks((DOCS / "resume.md").read_text()) if block.title}

@@ -12,8 +12,8 @@ EVERY = "HEADRACE_TESTS_EVERY"
 """
 
 
-def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int) -> list[Any]:
-    """Returns the cases in `keep` and one in `of` of the others, always the same ones. Nightly, all run.
+def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int | None = None) -> list[Any]:
+    """Returns the cases in `keep` and one in `of` of the others (or none), always the same ones. Nightly, all run.
 
     `keep` holds cases, or the ids of cases that are `pytest.param`s.
     """
@@ -24,7 +24,12 @@ def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int) -> lis
     assert len(kept) >= len(keep), f"of {keep}, only {[cases[n] for n in kept]} are cases"
     others = sorted(set(range(len(cases))).difference(kept))
     random.Random(len(cases)).shuffle(others)  # neighbours are alike, and a share should hold some of every kind
-    return [cases[n] for n in sorted([*kept, *others[::of]])]
+    return [cases[n] for n in sorted([*kept, *(others[::of] if of else ())])]
+
+
+def nightly(*cases: Any) -> list[Any]:
+    """Cases that run nightly alone: each differs from one that runs every day in what tests of its own hold."""
+    return [*cases] if EVERY in os.environ else []
 
 
 def seeds(count: int, *, nightly: int) -> range:

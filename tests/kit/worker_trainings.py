@@ -286,7 +286,7 @@ IN_PARTS: dict[str, Case] = {name: ALIKE[name] for name in SHARED} | {
     "a part at a time": Case(settings={"microbatch": 6}),
     "two parts at a time": Case(settings={"microbatch": 12}),
     "every generator": Case(Drawing, metrics=()),
-    "counters, empty parts": Case(Counting, batch=3),
+    "counters, empty parts": Case(Counting, batch=6),
     "a loader": Case(),
 }
 """Trained in parts, they have the same bits on any number of workers."""

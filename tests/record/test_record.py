@@ -29,6 +29,7 @@ from kit.recorded import (
     sgd,
     train,
 )
+from kit.sampled import sampled
 from kit.small import same
 from kit.torch_workers import with_forks
 from torch import nn
@@ -202,7 +203,12 @@ def test_the_trainer_as_it_stood_after_an_update(step: int, run: Path) -> None:
     assert step == 0 or torch.equal(standing, torch.get_rng_state()), "random numbers go on from there"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+FEW = ("noisy", "clipped", "rates by lengths", "microbatches", "parts", "bf16", "growing batches")
+"""Kinds whose updates are put together, scaled or rounded in a way of their own; others run nightly."""
+NAMED = [*FEW, "as stored", "another seed", "with a prior"]
+
+
+@pytest.mark.parametrize("kind", sampled(KINDS, keep=NAMED))
 def test_a_poisoned_row_is_named(kind: str, tmp_path: Path) -> None:
     settings = KINDS[kind].settings
     order = hr.Order(ROWS, settings.get("order", "full"), seed=settings.get("seed", 0))
@@ -319,7 +325,9 @@ def train_on_workers(path: str, case: int) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
 @pytest.mark.parametrize(
-    "case", range(len(BY_WORKERS)), ids=lambda case: f"{BY_WORKERS[case][0].kind}-{BY_WORKERS[case][2]}"
+    "case",
+    sampled(range(len(BY_WORKERS)), keep=[0, 4]),
+    ids=lambda case: f"{BY_WORKERS[case][0].kind}-{BY_WORKERS[case][2]}",
 )
 def test_what_workers_made_is_made_again(case: int, tmp_path: Path) -> None:
     strategy, _, engine = BY_WORKERS[case]
@@ -386,7 +394,7 @@ def test_rows_that_a_center_lent_are_not_known(tmp_path: Path) -> None:
 # --- forks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(KINDS)[:12])
+@pytest.mark.parametrize("kind", sampled(KINDS, keep=FEW[:-1]))
 def test_a_fork_without_changes_ends_with_the_bits_of_its_parent(kind: str, tmp_path: Path) -> None:
     whole = train(kind, tmp_path / "a", columns())
     at = 14 if list(KINDS).index(kind) % 2 else 17  # with a checkpoint, and without
@@ -573,7 +581,9 @@ def test_a_certificate_is_signed(run: Path, tmp_path: Path) -> None:
 # --- rows that are left out -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bf16"][:12])
+@pytest.mark.parametrize(
+    "kind", sampled([kind for kind in KINDS if kind != "bf16"], keep={*FEW} - {"bf16", "rates by lengths"})
+)
 def test_a_training_without_rows_has_the_bits_of_one_that_never_counted_them(kind: str, tmp_path: Path) -> None:
     data, rows = columns(poisoned=30), [30, 77, 150]
     train(kind, tmp_path / "a", data)

@@ -116,7 +116,7 @@ def test_a_report_cut_at_any_byte_goes_on_after_the_last_checkpoint(
     assert len(text) > 1000
     ends = [0, *(k + 1 for k, byte in enumerate(text) if byte == ord("\n"))]
     near = {end + d for end in (0, *ends[SAVED - 1 :]) for d in (-2, -1, 0, 1) if 0 <= end + d <= len(text)}
-    for size in sampled(range(len(text) + 1), keep=near, of=12):
+    for size in sampled(range(len(text) + 1), keep=near, of=60):
         resumed_after_cut(stopped, tmp_path / "run", size, whole)
 
 
@@ -155,7 +155,7 @@ def test_a_file_changed_anywhere_is_refused_or_read_and_never_breaks_the_run(
     file: str, stopped: Path, whole: list[str], tmp_path: Path
 ) -> None:
     refused = taken = 0
-    changes = sampled(range(500), of=9)
+    changes = sampled(range(500), of=20)
     original = (stopped / file).read_bytes()
     for number in changes:
         run = copied(stopped, tmp_path / "run")

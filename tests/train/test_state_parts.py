@@ -198,13 +198,13 @@ def noticed(name: str, change: Change, prepared: Prepared, step: int = MIDDLE, k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [core(name, {"table"}) for name in sampled(UNCHANGED, keep=["table"], of=3)])
+@pytest.mark.parametrize("name", [core(name, {"table"}) for name in sampled(UNCHANGED, keep=["table", OBJECTIVE])])
 def test_nothing_is_noticed_where_nothing_is_changed(name: str, prepared: Prepared) -> None:
     """The control of the control, and of the way in which the state is reached."""
     assert noticed(name, copy.deepcopy, prepared) == {}
 
 
-@pytest.mark.parametrize("lost", [core(lost, CORE) for lost in sampled(LOST, keep=CORE, of=2)])
+@pytest.mark.parametrize("lost", [core(lost, CORE) for lost in sampled(LOST, keep=CORE, of=6)])
 def test_a_part_of_the_state_that_is_lost_is_noticed(lost: str, prepared: Prepared) -> None:
     name, change, shown = LOST[lost]
     found = noticed(name, change, prepared)
@@ -213,7 +213,7 @@ def test_a_part_of_the_state_that_is_lost_is_noticed(lost: str, prepared: Prepar
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "memory"), sampled([(kind, key) for kind, keys in MEMORIES.items() for key in keys], of=4)
+    ("kind", "memory"), sampled([(kind, key) for kind, keys in MEMORIES.items() for key in keys], of=12)
 )
 def test_whatever_an_optimizer_remembers_is_noticed(kind: str, memory: str, prepared: Prepared) -> None:
     assert noticed(kind, remembered(memory), prepared).keys() & {"tensors", "raised"}
@@ -278,5 +278,5 @@ def test_there_is_no_part_of_the_state_that_nobody_would_miss(name: str, prepare
     assert contents is not None
     paths = parts(saved_parts(decode(contents)))
     assert len(paths) > 30
-    idle = [path for path in sampled(paths, of=8) if not noticed(name, at(*path, to=other), prepared)]
+    idle = [path for path in sampled(paths, of=16) if not noticed(name, at(*path, to=other), prepared)]
     assert idle == []

@@ -4,8 +4,9 @@ import importlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ from headrace.watch.trackers import MLflow, WandB
 FILES = ("log.txt", "tb")
 NEVER = -1
 KILLED = str(-signal.SIGKILL)
-KILLS = 60 if EVERY in os.environ else 8
+KILLS = 60 if EVERY in os.environ else 4
 AFTER = 17  # the step after which a training is killed; reports of 16 came after its last checkpoint, of 15
 
 
@@ -41,6 +42,7 @@ class KillOfTrackers(Kill):
 
 
 perform = disk.perform
+Records = Callable[[str], tuple[Path, list[str]]]
 
 
 class Dies(hr.Callback):
@@ -126,23 +128,41 @@ OWN = {"width": 64}
 """Hyperparameters of a user's own."""
 
 
-def in_turn(package: str, train: str, *arguments: str) -> None:
+def in_turn(package: str, at: str) -> None:
     """Imports a package, which takes seconds, and trains in forks of this process; tells how each of them has ended."""
     os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
     os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     importlib.import_module(package)
-    for step in (4, AFTER, NEVER):
+    once = train_with_mlflow if package == "mlflow" else train_with_wandb
+    for work in [*(partial(once, at, step) for step in (4, AFTER, NEVER)), partial(train_in_ways, at, package)]:
         child = os.fork()
         if not child:
-            forked.end_after(lambda step=step: globals()[train](*arguments, step))
+            forked.end_after(work)
         tell(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
 
 
-def train_with_mlflow(run: str, where: str, step: int) -> None:
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """What trainings with a package leave in a directory, and what they have told: made once for all tests."""
+
+    @cache
+    def of(package: str) -> tuple[Path, list[str]]:
+        at = tmp_path_factory.mktemp(package)
+        with start(in_turn, at, package, at) as child:
+            assert child.ending() == 0, child.output
+            ended = [line.removeprefix("ended ") for line in child.told if line.startswith("ended")]
+            assert ended == [KILLED, KILLED, "0", "0"], child.output
+            return at, child.told
+
+    return of
+
+
+def train_with_mlflow(at: str, step: int) -> None:
     """The training, killed after a step, and then what MLflow has."""
-    os.chdir(Path(run).parent)  # where MLflow keeps files
+    os.chdir(at)  # where MLflow keeps files
+    where = f"sqlite:///{at}/mlflow.db"
     trainer = trainees.trainer(metrics={"right@1": trainees.Right()})
-    trainees.fit(trainer, run, callbacks=[MLflow("digits", where, params=OWN), LogFile(), Dies(step)])
+    trainees.fit(trainer, f"{at}/run", callbacks=[MLflow("digits", where, params=OWN), LogFile(), Dies(step)])
     from mlflow import MlflowClient
 
     client = MlflowClient(where)
@@ -152,9 +172,10 @@ def train_with_mlflow(run: str, where: str, step: int) -> None:
     tell("told " + json.dumps([found.info.run_name, found.info.status, found.data.params, curves]))
 
 
-def train_with_wandb(run: str, at: str, step: int) -> None:
+def train_with_wandb(at: str, step: int) -> None:
     """The training, killed after a step."""
-    trainees.fit(trainees.trainer(), run, callbacks=[WandB("digits", mode="offline", dir=at, params=OWN), Dies(step)])
+    record = WandB("digits", mode="offline", dir=at, params=OWN)
+    trainees.fit(trainees.trainer(), f"{at}/run", callbacks=[record, Dies(step)])
 
 
 def recorded(at: Path) -> tuple[event_files.Curves, dict[str, float], dict[str, Any]]:
@@ -192,18 +213,18 @@ class Ends(hr.Callback):
 WAYS = {"through": "finished", "SIGTERM": "interrupted", "left": "interrupted", "fails": "failed"}
 
 
-def train_in_ways(at: str, mlflow: bool) -> None:
-    """In a process of its own: trainings that end in different ways, and what their records say of it."""
-    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-    where = f"sqlite:///{at}/mlflow.db"
+def train_in_ways(at: str, package: str) -> None:
+    """Trainings that end in different ways, and what their records say of it."""
+    os.chdir(at)
+    where, mlflow = f"sqlite:///{at}/ways.db", package == "mlflow"
     for way in WAYS:
-        record: Any = MLflow("ways", where) if mlflow else WandB("ways", mode="offline", dir=at)
+        record: Any = MLflow("ways", where) if mlflow else WandB("ways", mode="offline", dir=f"{at}/ways")
         given: dict[str, Any] = {"run": f"{at}/{way}", "callbacks": [record, Ends(way)], "epochs": 2}
         with suppress(ValueError, SystemExit):
             for info in trainees.trainer().steps(trainees.Rows(), **given):
                 if way == "left" and info.step == 5:
                     break
-        tell(f"{way}: {_status(where, record.id) if mlflow else record.id}")
+        tell(f"way {way}: {_status(where, record.id) if mlflow else record.id}")
 
 
 def _status(where: str, name: str) -> str:
@@ -223,25 +244,22 @@ def _exit_code(at: Path, name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mlflow", "words"),
+    ("package", "words"),
     [
-        (False, {"finished": "0", "interrupted": "255", "failed": "1"}),
-        pytest.param(
-            True, {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}, marks=pytest.mark.slow
-        ),
+        ("wandb", {"finished": "0", "interrupted": "255", "failed": "1"}),
+        ("mlflow", {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}),
     ],
 )
 def test_a_record_says_how_a_training_ended_as_the_report_does(
-    mlflow: bool, words: dict[str, str], tmp_path: Path
+    package: str, words: dict[str, str], records: Records
 ) -> None:
-    with start(train_in_ways, tmp_path, tmp_path, mlflow) as child:
-        assert child.ending() == 0, child.output
-    told = dict(line.split(": ") for line in child.told)
-    found = told if mlflow else {way: _exit_code(tmp_path, name) for way, name in told.items()}
+    at, lines = records(package)
+    told = dict(line.removeprefix("way ").split(": ") for line in lines if line.startswith("way "))
+    found = told if package == "mlflow" else {way: _exit_code(at / "ways", name) for way, name in told.items()}
     assert found == {way: words[state] for way, state in WAYS.items()}
     for way, state in WAYS.items():
-        assert headrace("report", tmp_path / way, "--json") == 0
-        assert f'class="status {state}"' in (tmp_path / way / "report.html").read_text()
+        assert headrace("report", at / way, "--json") == 0
+        assert f'class="status {state}"' in (at / way / "report.html").read_text()
 
 
 def reported(run: Path) -> event_files.Curves:
@@ -255,28 +273,23 @@ def reported(run: Path) -> event_files.Curves:
 
 
 @pytest.mark.slow
-def test_mlflow_has_every_number_once_in_one_run(tmp_path: Path) -> None:
-    run, where = tmp_path / "run", f"sqlite:///{tmp_path}/mlflow.db"
-    with start(in_turn, tmp_path, "mlflow", "train_with_mlflow", run, where) as child:
-        assert [child.until("ended") for _ in range(2)] == [KILLED, KILLED]
-        name, status, params, curves = json.loads(child.until("told"))
-        assert child.ending() == 0, child.output
+def test_mlflow_has_every_number_once_in_one_run(records: Records) -> None:
+    at, lines = records("mlflow")
+    (told,) = [line.removeprefix("told ") for line in lines if line.startswith("told ")]
+    name, status, params, curves = json.loads(told)
     assert (name, status) == ("run", "FINISHED")
     assert (params["optimizer.kind"], params["batch_size"], params["width"]) == ("Adam", "4", "64")
-    wanted = {key.replace("@", "_"): points for key, points in reported(run).items() if key != "epoch"}
+    wanted = {key.replace("@", "_"): points for key, points in reported(at / "run").items() if key != "epoch"}
     assert {key: [tuple(point) for point in points] for key, points in curves.items()} == wanted
 
 
 @pytest.mark.slow
-def test_wandb_has_every_number_once_in_one_run(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with start(in_turn, tmp_path, "wandb", "train_with_wandb", run, tmp_path) as child:
-        assert [child.until("ended") for _ in range(3)] == [KILLED, KILLED, "0"], child.output
-        assert child.ending() == 0, child.output
-    curves, summary, config = recorded(tmp_path)
-    wanted = reported(run)
+def test_wandb_has_every_number_once_in_one_run(records: Records) -> None:
+    at, _ = records("wandb")
+    curves, summary, config = recorded(at)
+    wanted = reported(at / "run")
     tested = {key: wanted.pop(key)[0][1] for key in list(wanted) if key.startswith("test/")}
     assert {key: points for key, points in curves.items() if not key.startswith("_")} == wanted
     assert tested == {key: value for key, value in summary.items() if key.startswith("test/")}
     assert (config["optimizer.kind"], config["limits.epochs"], config["width"]) == ("Adam", 3, 64)
-    assert len({path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}) == 1, "one id"
+    assert len({path.name for path in at.glob("wandb/offline-run-*/*.wandb")}) == 1, "one id"

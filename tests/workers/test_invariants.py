@@ -51,7 +51,7 @@ def in_rounds(workers: int, strategy: hr.Strategy, name: str = "plain", batch: i
 # --- synchronous workers are one worker -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sampled(ALIKE, keep=["plain", "all three", "rare", "two optimizers"], of=5))
+@pytest.mark.parametrize("name", sampled(ALIKE, keep=["plain", "all three", "rare", "two optimizers", "sequences"]))
 def test_any_number_of_workers_trains_as_one_does(name: str) -> None:
     one = run(1, name)
     for workers in (2, 3, 5, 8) if name in ("plain", "all three") else (3, 8):  # the last batch has 7 rows
@@ -196,7 +196,9 @@ def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "workers"), sampled(itertools.product(STRATEGIES, (2, 3)), of=8))
+@pytest.mark.parametrize(
+    ("name", "workers"), sampled(itertools.product(STRATEGIES, (2, 3)), keep=[("elastic, taking", 2), ("periodic", 2)])
+)
 def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: int, tmp_path: Path) -> None:
     for step in range(1, len(noisy(name, workers)["losses"])):
         cut_and_resumed(name, workers, step, tmp_path / str(step))

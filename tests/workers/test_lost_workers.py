@@ -34,51 +34,29 @@ def trains(index: int, port: int, gloo: bool, bad: int, how: str) -> None:
         sys.exit(3 if isinstance(error, WorkerError) else 4)
 
 
+LATE_S = "for more than 3"
+LOSSES = [
+    ("is_killed", 1, False, -signal.SIGKILL, r"was lost at step [45].*: it was killed, or its machine is"),
+    ("is_killed", 0, True, -signal.SIGKILL, r"was lost at step [45].*: it was killed, or its machine is"),
+    ("raises", 1, True, 4, r"failed at step 5: ValueError: row 17 is not in the archive$"),
+    ("raises", 0, False, 4, r"failed at step 5: ValueError: row 17 is not in the archive$"),
+    ("ends", 1, False, 0, r"ended at step 5 \(.*\)(, while worker . still needs it)?"),
+    ("ends", 1, True, 0, r"ended at step 5 \(.*\)(, while worker . still needs it)?"),
+    ("is_stopped", 0, False, 3, rf"keeps the others waiting since step [45].*{LATE_S} s; nothing has been heard"),
+    ("is_stopped", 1, True, 3, rf"keeps the others waiting since step [45].*{LATE_S} s; nothing has been heard"),
+    ("hangs", 0, True, 3, rf"keeps the others waiting since step 5 \(reading data\), {LATE_S}"),
+    ("hangs_deaf", 1, False, 1, rf"keeps the others waiting since step 5 \(reading data\), {LATE_S}"),
+]
+DAILY = [case for case in LOSSES if case[:3] in {("is_killed", 1, False), ("raises", 1, True), ("ends", 1, False)}]
+DAILY += [case for case in LOSSES if case[:3] in {("is_stopped", 0, False), ("hangs", 0, True)}]
+"""Each way once, and each of them on one of the two roads; one that hangs deaf is a test of launched processes, too."""
+
+
 @pytest.mark.parametrize(
     ("how", "bad", "gloo", "code", "text"),
     [
-        ("is_killed", 1, False, -signal.SIGKILL, r"worker 1 was lost at step [45].*: it was killed, or its machine is"),
-        pytest.param(
-            *(
-                "is_killed",
-                0,
-                True,
-                -signal.SIGKILL,
-                r"worker 0 was lost at step [45].*: it was killed, or its machine",
-            ),
-            marks=pytest.mark.slow,
-        ),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("raises", 1, True, 4, r"worker 1 failed at step 5: ValueError: row 17 is not in the archive$"),
-                ("raises", 0, False, 4, r"worker 0 failed at step 5: ValueError: row 17 is not in the archive$"),
-                ("ends", 1, False, 0, r"worker 1 ended at step 5 \(.*\)(, while worker . still needs it)?"),
-                ("ends", 1, True, 0, r"worker 1 ended at step 5 \(.*\)(, while worker . still needs it)?"),
-                (
-                    "is_stopped",
-                    1,
-                    True,
-                    3,
-                    r"worker 1 keeps the others waiting since step [45].*nothing has been heard",
-                ),
-                (
-                    "is_stopped",
-                    0,
-                    False,
-                    3,
-                    r"worker 0 keeps the others waiting since step [45].*nothing has been hear",
-                ),
-                (
-                    "hangs",
-                    0,
-                    True,
-                    3,
-                    r"worker 0 keeps the others waiting since step 5 \(reading data\), for more than 3",
-                ),
-                ("hangs_deaf", 1, False, 1, r"worker 1 keeps the others waiting since step 5 \(reading data\), for m"),
-            ]
-        ),
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[0] != "is_killed"), id=f"{case[0]}-{case[1]}-{case[2]}")
+        for case in sampled(LOSSES, keep=DAILY)
     ],
 )
 def test_what_happens_to_one_worker_ends_all_others_who_name_it(
@@ -91,7 +69,7 @@ def test_what_happens_to_one_worker_ends_all_others_who_name_it(
         waits_s, lost_s = list[float](), list[float]()
         for child in [child for k, child in enumerate(children) if k != bad]:
             says = child.until("lost").split(" ", 1)[1]
-            assert re.match(text, says), says
+            assert re.match(f"worker {bad} {text}", says), says
             assert child.code() == 3, child.output
             waits_s += times(child.told, "waits")
             lost_s += times(child.told, "lost")
