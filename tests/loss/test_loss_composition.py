@@ -112,11 +112,21 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.BinaryCrossEntropy(inputs="log_probs"), "'logits' or 'probs', got 'log_probs'"),  # type: ignore[arg-type]
     (lambda: hr.RowMean(F.mse_loss, reduce="sum"), "neither weight= nor reduce="),
     (lambda: trainer(hr.L2Prior(1.0)), "priors only"),
+    (lambda: setattr(hr.MSE(), "coefficient", float("nan")), "coefficient= is a number, got nan"),
+    (lambda: torch.zeros((), requires_grad=True).exp() * hr.MSE(), "got a tensor that is learnt"),  # type: ignore[operator]
+    (lambda: setattr(hr.CrossEntropy(), "ignore_index", 1.5), r"ignore_index= is a whole number or None, got 1\.5"),
+    (lambda: setattr(hr.CrossEntropy(), "class_weights", [0.0] * K), "class_weights= are all 0"),
+    (lambda: setattr(hr.Focal(), "class_weights", [float("nan"), 1.0]), "class_weights= are non-negative"),
+    (lambda: setattr(hr.BinaryCrossEntropy(), "positive_weight", [-2.0]), "positive_weight= are non-negative numbers"),
+    (lambda: setattr(hr.RowMean(F.mse_loss), "row_weight", "r"), "neither weight= nor reduce="),
+    (lambda: setattr(hr.L2Prior(0.1), "weight", 0.2), r"L2Prior\.weight cannot be set: .*coefficient"),
+    (lambda: setattr(hr.MSE(), "target", "z"), r"MSE\.target cannot be set"),
 ]
+"""Of arguments, and of attributes that are set later."""
 
 
 @pytest.mark.parametrize(("make", "message"), BAD)
-def test_arguments_that_cannot_work_are_refused(make: Callable[[], Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(hr.ConfigError, match=message):
         make()
 
