@@ -229,6 +229,23 @@ def penalised(outputs: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(outputs, target) + 0.01 * outputs.square().mean()
 
 
+class Doubled(Tensor):
+    """A class of tensors whose backward pass doubles the gradients."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is Tensor.backward:
+            kwargs["gradient"] = torch.tensor(2.0)
+        elif function is torch.autograd.backward:
+            kwargs["grad_tensors"] = [2 * seed for seed in kwargs["grad_tensors"]]
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def doubled(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, target).as_subclass(Doubled)
+
+
 NUMBERS = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(5))
 MOMENTUM: Any = lambda model: OPTIMIZERS["momentum"](model.parameters())  # noqa: E731
 FUSED: Any = lambda model: torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)  # noqa: E731
@@ -245,6 +262,7 @@ EXACT: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"loss": hr.Huber(), "y": NUMBERS},
     ),
     "a plain function": (odd_mlp, MOMENTUM, {"loss": penalised}, {"loss": penalised}),
+    "a loss with a backward pass of its own": (odd_mlp, MOMENTUM, {"loss": doubled}, {"loss": doubled}),
     "clipped by value": (odd_mlp, MOMENTUM, {"clip_value": 0.01}, {"clip_value": 0.01}),
     "no arena": (odd_mlp, MOMENTUM, {}, {"arena": False}),
     "parameters in half precision": (Half, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),

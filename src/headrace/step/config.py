@@ -55,11 +55,10 @@ def of_optimizers(optimizers: Mapping[str, Optimizer], every: Mapping[str, int] 
     """
     found: dict[str, Config] = {}
     for key, optimizer in optimizers.items():
-        groups = [
-            {name: plain(value) for name, value in group.items() if name not in ("params", "initial_lr")}
-            | ({"lr": plain(group["initial_lr"])} if "initial_lr" in group else {})
-            for group in optimizer.param_groups
-        ]
+        groups = of_groups({key: optimizer})
+        for group, given in zip(groups, optimizer.param_groups, strict=True):
+            if "initial_lr" in given:
+                group["lr"] = plain(given["initial_lr"])
         found[key] = {"kind": kind_of(optimizer), "groups": groups}
         if every and key in every:
             found[key]["every"] = every[key]
