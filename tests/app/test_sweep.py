@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kit.cli_parts import LIMIT_S, headrace, process, refused
+from kit.sampled import nightly
 
 from headrace.app.recipe import load_recipe
 
@@ -107,7 +108,7 @@ def test_a_recipe_that_has_changed_is_asked_again(place: Path, capsys: Any) -> N
     assert {rows(path)[-1]["epoch"] for path in (place / "r").iterdir()} == {3}
 
 
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", [7, *nightly(1)])
 def test_a_sweep_that_is_killed_goes_on_where_it_stopped(
     step: int, place: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +137,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_stopped(
     assert [rows(path) for path in made] == [rows(place / "whole" / name) for name in NAMES]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), *nightly((signal.SIGTERM, 143))])
 def test_a_sweep_that_is_ended_early_says_how_to_go_on(number: int, status: int, place: Path, capsys: Any) -> None:
     with process(place, *GRID, GATE="7") as child:
         child.until("there")

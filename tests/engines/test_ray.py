@@ -68,8 +68,8 @@ def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint(
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
     [
-        ("refused", hr.ConfigError, "a setting of mine"),
         ("exit", hr.WorkerError, "worker 1 failed at step 0: SystemExit: 3"),
+        *nightly(("refused", hr.ConfigError, "a setting of mine")),
     ],
 )
 def test_the_first_error_is_the_cause_and_names_its_worker(cluster: Any, how: str, kind: Any, said: str) -> None:

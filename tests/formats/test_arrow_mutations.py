@@ -27,7 +27,7 @@ from headrace.formats.write import write_table
 LIMIT_S = 10.0  # of computing, whatever else the machine does
 ROWS = 40
 AT_ONCE = 250  # in one process, of each kind
-SEEDS = seeds(2 * AT_ONCE, nightly=8 * AT_ONCE)
+SEEDS = seeds(AT_ONCE, nightly=8 * AT_ONCE)
 
 
 def table() -> hr.ArrayTable:

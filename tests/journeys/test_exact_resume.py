@@ -36,7 +36,22 @@ STOPS += [("table", PER_EPOCH, "validating"), *[(DRAWS, k, "validating") for k i
 STOPS += [(REPORTS, k, "validating") for k in EVERY[3::3]]
 STOPS_KEPT = [("table", 13, "break"), ("source that goes on", PER_EPOCH, "break"), (REPORTS, 12, "validating")]
 STEPWISE = sampled(CASES, keep=["table"], of=16)
-TWICE = [name for name in CASES if name not in {*MAIN, *STEPWISE}]
+ALIKE = {
+    "radam",
+    "adamax",
+    "adagrad",
+    "adadelta",
+    "rmsprop",
+    "rprop",
+    "asgd",
+    "milestones",
+    "restarts",
+    "cyclic",
+    "function",
+}
+"""Optimizers and schedulers whose state is as that of others, to a checkpoint: these go on twice in the night only."""
+OTHERS = [name for name in CASES if name not in {*MAIN, *STEPWISE}]
+TWICE = sampled(OTHERS, keep=[name for name in OTHERS if name not in ALIKE])
 
 Reference = Callable[[str], Record]
 

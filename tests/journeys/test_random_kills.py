@@ -71,7 +71,7 @@ def killed(run: Path, random: Random) -> bool:
         return not through
 
 
-SEEDS = seeds(3, nightly=40)
+SEEDS = seeds(2, nightly=40)
 
 
 @pytest.mark.parametrize("seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])

@@ -136,9 +136,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stateful, a generator": lambda: stateful(Samples(), shuffle=True, generator=generator()),
 }
 QUICK = ("shuffled", "samples that draw", "own iterable", "stateful", "stateful state")
-OTHERS = sampled(
-    [name for name in LOADERS if name not in QUICK], keep=["stateful, two workers", "workers that stay"], of=3
-)
+OTHERS = sampled([name for name in LOADERS if name not in QUICK], keep=["stateful, two workers", "workers that stay"])
 ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 

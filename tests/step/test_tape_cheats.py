@@ -158,7 +158,6 @@ def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -
     sampled(
         product([*CALLERS, "metric", "schedule"], CHANGED),
         keep={*product(CALLERS, ["annealed"]), *product(["step_post_hook", "step_of_the_instance"], CHANGED)},
-        of=4,
     ),
 )
 def test_what_an_update_calls_may_change_the_updates_after_it(way: str, name: str) -> None:
@@ -191,7 +190,6 @@ def test_what_changes_an_optimizer_is_as_effective_as_in_a_loop_by_hand(name: st
     sampled(
         product(HOOKS, CHANGED),
         keep={*product(HOOKS, ["annealed"]), *((HOOKS[k % len(HOOKS)], name) for k, name in enumerate(CHANGED))},
-        of=12,
     ),
 )
 def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: str, tmp_path: Path) -> None:
@@ -230,7 +228,6 @@ def test_a_callback_of_a_prediction_may_change_the_model(hook: str, name: str) -
     sampled(
         product(WHYS, IN_PARTS),
         keep={*product(WHYS, ["annealed"]), *((WHYS[k % 3], name) for k, name in enumerate(IN_PARTS))},
-        of=4,
     ),
 )
 def test_updates_that_are_not_made_or_made_in_parts_leave_what_torch_leaves(what: str, name: str) -> None:

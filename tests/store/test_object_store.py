@@ -539,7 +539,10 @@ def test_a_trainer_of_this_machine_is_refused_at_once_and_goes_on_at_once_after_
     train(run)
 
 
-@pytest.mark.parametrize("renew_s", [0.2, 60.0], ids=["when it renews its claim", "before it uploads"])
+@pytest.mark.parametrize(
+    "renew_s",
+    [pytest.param(0.2, id="when it renews its claim"), *sampled.nightly(pytest.param(60.0, id="before it uploads"))],
+)
 def test_a_trainer_that_was_asleep_is_told_that_another_has_taken_over(
     renew_s: float, store: Server, tmp_path: Path
 ) -> None:
@@ -674,11 +677,11 @@ def kinds(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 
 
 @pytest.mark.parametrize("seed", sampled.seeds(1, nightly=20))
-@pytest.mark.parametrize("part", sampled.sampled(range(PARTS), keep=[0], of=3))
+@pytest.mark.parametrize("part", sampled.sampled(range(PARTS), keep=[0]))
 def test_a_training_killed_at_any_request_goes_on_bit_for_bit(
     part: int, seed: int, kinds: list[str], store: Server, reference: str, tmp_path: Path
 ) -> None:
-    """At half of the kinds of requests, on one machine or the other; nightly at all, and at more of each kind."""
+    """At a quarter of the kinds of requests, on one machine or the other; nightly at all, and at more of each kind."""
     random, runs, kills = Random(seed), 0, dict[str, bool]()
     machines = [dict(os.environ), other_machine(tmp_path)]
     for number, kind in enumerate(kinds[part::PARTS]):

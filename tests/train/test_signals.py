@@ -32,7 +32,7 @@ MORE_PLACES = [
     ("place", "number"),
     [
         *PLACES,
-        *[pytest.param(*where, marks=pytest.mark.slow) for where in sampled(MORE_PLACES, keep=MORE_PLACES[:5], of=4)],
+        *[pytest.param(*where, marks=pytest.mark.slow) for where in sampled(MORE_PLACES, keep=MORE_PLACES[:5])],
     ],
 )
 def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, number: int, tmp_path: Path) -> None:
