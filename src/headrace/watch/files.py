@@ -144,12 +144,7 @@ class _WarningListener:
         self._next(message, *arguments, **options)
 
     def remove(self) -> None:
-        """Puts back what was there before; listeners that were installed later stay."""
+        """Puts back what was there before, once all listeners that were installed later are removed."""
         self._heard = None
-        if warnings.showwarning is self:
-            warnings.showwarning = self._next
-        first = warnings.showwarning
-        while isinstance(first, _WarningListener):
-            if first._next is self:
-                first._next = self._next
-            first = first._next
+        while isinstance(first := warnings.showwarning, _WarningListener) and first._heard is None:
+            warnings.showwarning = first._next
