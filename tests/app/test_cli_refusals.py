@@ -28,7 +28,7 @@ SLIPS = [
     ("--strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
     ("--kind adm", "--kind: expected sgd|adam, got 'adm'."),
     ("--no-width", "Unknown option: --no-width."),
-    ("--tested false", "'false' belongs to no option."),
+    ("--tested false", "Unused Tokens: ['false']."),
     ("--tested=perhaps", "perhaps"),
     ("--config --lr 3", "--config requires an argument."),
     ("--config .", ". cannot be read: Is a directory."),

@@ -79,7 +79,7 @@ def test_a_list_is_written_as_is_said(place: Path, capsys: Any) -> None:
     assert headrace("fit", "listed.py", "--layers", "[3, 4]") == 0
     assert capsys.readouterr().out == "[3, 4]\n"
     assert "as in --layers '[3, 4]'" in refused(capsys, "fit", "listed.py", "--layers", "x", status=2)
-    assert "'4' belongs to no option." in refused(capsys, "fit", "listed.py", "--layers", "[3]", "4", status=2)
+    assert "Unused Tokens: ['4']." in refused(capsys, "fit", "listed.py", "--layers", "[3]", "4", status=2)
     assert headrace("fit", "listed.py", "--help") == 0
     assert "--layers list[int] widths [default: [1]]" in plain(capsys.readouterr().out)
 

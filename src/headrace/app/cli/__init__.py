@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError
 
 from ...errors import ConfigError, HeadraceError
 from ..parameters import OF_A_RUN, flag_of
@@ -37,7 +37,8 @@ def _run(words: list[str]) -> int:
         return int(app(words) or 0)
     except (CycloptsError, UsageError) as error:
         program = " ".join(["headrace", *(app.parse_commands(words)[0] if app else words[:1])])
-        _print_error(words, error, f"{program}: {_sentence(error)} ({program} --help lists what there is.)")
+        message = " ".join(str(error).split())
+        _print_error(words, error, f"{program}: {message} ({program} --help lists what there is.)")
         return 2
     except HeadraceError as error:
         _print_error(words, error, _in_flags(error, words, app), "headrace: ")
@@ -52,12 +53,6 @@ def _run(words: list[str]) -> int:
 def _print_error(words: Sequence[str], error: Exception, message: str, before: str = "") -> None:
     document = {"error": message, "kind": type(error).__name__}
     print_line(json.dumps(document) if "--json" in words else before + message, sys.stderr)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"{error.unused_tokens[0]!r} belongs to no option."
-    return " ".join(str(error).split()) if isinstance(error, CycloptsError) else str(error)
 
 
 def _in_flags(error: HeadraceError, words: list[str], app: App | None) -> str:

@@ -42,7 +42,6 @@ def _resume(
     recipe: str | None = None,
     trust: bool = False,
     config: Files = (),
-    print_config: bool = False,
 ) -> int:
     """Goes on with a run; options are as the run has them, unless others are given.
 
@@ -51,9 +50,8 @@ def _resume(
         recipe: file.py or file.py:function, which the run was trained with
         trust: instead of --recipe: execute the copy of the recipe in the run, which is code
         config: options from a file, YAML or JSON; may be given several times
-        print_config: print all options as --config takes them, and end
     """
-    return _fit(run, _with(training, run=run, resume="must"), print_config=print_config)
+    return _train(_with(training, run=run, resume="must"))
 
 
 def _fork(
