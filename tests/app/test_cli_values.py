@@ -129,3 +129,14 @@ def test_a_parameter_that_is_called_as_an_option_of_one_command_is_refused_there
     capsys.readouterr()
     said = refused(capsys, "sweep", "own.py", f"--{name}", "1,2")
     assert f"has a parameter {name!r}, which the command line has itself. Rename it." in said
+
+
+def test_a_parameter_without_a_default_may_be_given_anywhere_and_is_asked_for(
+    place: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doc = '"""Trains.\n\n    Args:\n        rate: what it is.\n    """'
+    (place / "own.py").write_text(f"import headrace as hr\ndef own(rate: float) -> hr.Recipe:\n    {doc}\n")
+    assert "--rate requires an argument." in refused(capsys, "fit", "own.py", status=2)
+    monkeypatch.setenv("HEADRACE_RATE", "0.5")
+    assert headrace("fit", "own.py", "--print-config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["arguments"] == {"rate": 0.5}
