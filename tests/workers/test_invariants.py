@@ -98,6 +98,18 @@ def test_there_may_be_more_workers_than_rows(rows: int) -> None:
     assert several["predicted"].shape == (1, 3)
 
 
+def test_predictions_keep_their_form_where_a_worker_has_no_row_of_any_batch() -> None:
+    class Named(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"scores": super().forward(x), "parts": [x, (x.sum(1),)]}
+
+    x = torch.ones(1, 4)
+    for found in hr.launch(lambda: hr.here().all_gather(hr.Trainer(Named(4, 3)).predict(x)), workers=3):
+        assert [*found] == ["scores", "parts"]
+        assert torch.equal(found["parts"][0], x)
+        assert found["parts"][1][0].tolist() == [4.0]
+
+
 def test_what_was_measured_so_far_survives_another_number_of_workers(tmp_path: Path) -> None:
     """After an error in mid-epoch: losses and metrics of the epoch are of all its rows."""
     at: Options = {"run": hr.Run(str(tmp_path / "run"), every="2 steps")}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
 from ..adapters.samples import CollatedSource
 from ..data.batch import Batch
@@ -129,10 +129,12 @@ def _gathered(comm: Comm, shard: Shard, outputs: list[Any], totals: Sequence[int
     """The outputs of all workers in the order of the rows; `totals`: how many rows each batch has."""
     try:
         flat = [tree_flatten(output) for output in outputs]
-        every = comm.all_gather([[_sent(leaf) for leaf in leaves] for leaves, _ in flat])
+        told = comm.all_gather([_written(flat[0][1]) if flat else None, [[*map(_sent, leaves)] for leaves, _ in flat]])
     except CheckpointError as error:
         raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
-    rest = [iter(sent) for sent in every]
+    rest = [iter(sent) for _, sent in told]
+    forms = [form for form, _ in told if form is not None]
+    form = flat[0][1] if flat else treespec_loads(forms[0]) if forms else None  # this worker may have had no rows
     shards = [replace(shard, index=k) for k in range(comm.count)]
     joined: list[Any] = []
     for total in totals:
@@ -140,11 +142,16 @@ def _gathered(comm: Comm, shard: Shard, outputs: list[Any], totals: Sequence[int
             start, stop = shard.of(total)
             if start < stop:
                 leaves = [_received(leaf) for leaf in next(theirs)]
-                if flat:
-                    joined.append(tree_unflatten(leaves, flat[0][1]))
-                else:  # this worker had no rows, and does not know the form
-                    joined.append(leaves[0] if len(leaves) == 1 else tuple(leaves))
+                joined.append(tree_unflatten(leaves, form) if form else tuple(leaves))
     return joined
+
+
+def _written(form: TreeSpec) -> str | None:
+    """The structure of an output as it travels; `None` if it is of a class that torch cannot write."""
+    try:
+        return treespec_dumps(form)
+    except NotImplementedError:
+        return None
 
 
 def _sent(leaf: Any) -> Any:
