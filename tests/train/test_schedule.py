@@ -1,5 +1,6 @@
 """Learning rates that move: curves over the progress, torch's schedulers, and when each of them is asked."""
 
+import copy
 import math
 from functools import partial
 from itertools import pairwise
@@ -215,18 +216,24 @@ def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_rate(
         (hr.Schedule(lambda optimizer: rates.StepLR(optimizer, 1)), [1.0] * 5),
     ],
 )
-@pytest.mark.parametrize("another", [False, True], ids=["one trainer", "another trainer"])
+@pytest.mark.parametrize("second", ["the same trainer", "another", "another of two optimizers", "a copy"])
 def test_a_rate_that_is_set_between_two_trainings_is_what_the_schedule_begins_with(
-    another: bool, schedule: Any, expected: list[float]
+    second: str, schedule: Any, expected: list[float]
 ) -> None:
     trainer = make(schedule, rate=0.1)
+    optimizer: Any = trainer.optimizer
+    if "two" in second:
+        optimizer = [torch.optim.SGD([parameter], lr=0.1) for parameter in trainer.model.parameters()]
+        trainer = small.trainer(trainer.model, optimizer=optimizer, batch_size=BATCH, schedule=schedule)
     limits = {"epochs": 2} if isinstance(schedule, hr.Schedule) else {"steps": 10}
     first = used(trainer, **limits)
+    if second == "a copy":  # as a worker gets one
+        trainer, untouched = copy.deepcopy(trainer), copy.deepcopy(trainer)
+        assert used(untouched, **limits) == first
     trainer.optimizer.param_groups[0]["lr"] = 0.01
-    if another:
+    if "another" in second:
         trainer.release()
-        model, optimizer = trainer.model, trainer.optimizer
-        trainer = small.trainer(model, optimizer=optimizer, batch_size=BATCH, schedule=schedule)
+        trainer = small.trainer(trainer.model, optimizer=optimizer, batch_size=BATCH, schedule=schedule)
     if schedule is down:  # a training that is refused does not take it
         with pytest.raises(hr.ConfigError, match="minutes vary"):
             used(trainer, minutes=1.0)

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from numbers import Real
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from ..arena.own_optimizers import parts_of
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, Points, interval
 from ..step.arguments import groups_of, put_rate
@@ -125,25 +127,33 @@ def make_rates(
 
 
 _LEFT: WeakKeyDictionary[Optimizer, list[float]] = WeakKeyDictionary()
-"""Where the last training with a schedule has left the rates of an optimizer."""
+"""The rates of an optimizer at the end of its last training with a schedule, whichever trainer that was of."""
 
 
-def begin_anew(optimizers: Sequence[Optimizer]) -> None:
-    """Sets rates to where the last training began, or keeps those that have been changed since it ended."""
-    for optimizer in optimizers:
-        groups = optimizer.param_groups
+def begin_anew(optimizers: Sequence[Optimizer], known: Sequence[list[float]]) -> None:
+    """Sets rates to where the last training began, or keeps those that have been changed since it ended.
+
+    `known`: what `end_rates` has returned to this trainer, or to the one that it is a copy of.
+    """
+    for part, rates in zip_longest(_members(optimizers), known):
+        groups = part.param_groups
         for group in groups:  # not all of torch's schedulers remember it
             group.setdefault("initial_lr", float(group["lr"]))
-        for group, rate in zip(groups, _LEFT.get(optimizer, ()), strict=False):
+        for group, rate in zip(groups, _LEFT.get(part, rates or ()), strict=False):
             if float(group["lr"]) != rate:
                 group["initial_lr"] = float(group["lr"])
             put_rate(group, group["initial_lr"])
 
 
-def end_rates(optimizers: Sequence[Optimizer]) -> None:
+def end_rates(optimizers: Sequence[Optimizer]) -> list[list[float]]:
     """Remembers the rates at the end of a training: the next one sees by them whether others have been set."""
-    for optimizer in optimizers:
-        _LEFT[optimizer] = [float(group["lr"]) for group in optimizer.param_groups]
+    left = {part: [float(group["lr"]) for group in part.param_groups] for part in _members(optimizers)}
+    _LEFT.update(left)
+    return [*left.values()]
+
+
+def _members(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    return [part for optimizer in optimizers for part in parts_of(optimizer)]
 
 
 class Rates:

@@ -55,6 +55,8 @@ class LastTraining:
     """Those of the last batch that `step` was given, which the losses are prepared for."""
     trained_on: Sequence[Stream] | None = None
     """The streams of its data."""
+    rates: list[list[float]] = field(default_factory=list)
+    """Where its schedule has left the rates of the optimizers."""
     groups: list[dict[str, Any]] = field(default_factory=list)
     """The hyperparameters of the optimizers as it has left them."""
     info: Info | None = None
@@ -302,7 +304,7 @@ class Session:
         trainer = self.trainer
         optimizers = [*trainer.optimizers.values()]
         if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which gives rates, not factors
-            begin_anew(optimizers)
+            begin_anew(optimizers, trainer.last_training.rates)
         self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
 
     def note_rates(self) -> None:
@@ -312,7 +314,7 @@ class Session:
         if begun:
             trainer.last_training.groups = config.of_groups(trainer.optimizers)
         if begun and trainer.schedule is not None:
-            end_rates([*trainer.optimizers.values()])
+            trainer.last_training.rates = end_rates([*trainer.optimizers.values()])
 
     def forget_absent(self) -> None:
         """Ends what was asked for by callbacks that are not there now."""
