@@ -39,7 +39,7 @@ class Far(Tracker):
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(is_so, 30)
+            assert self.changed.wait_for(is_so, 400)
 
     def begin(self, info: hr.Info) -> None:
         self.begun.append(self.id)
