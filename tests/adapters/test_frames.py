@@ -66,8 +66,13 @@ def test_nulls_of_a_frame_are_counted_and_the_first_is_named(column: Callable[[]
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (lambda: pd.DataFrame({"x": [object()]}), "column 'x' of this frame cannot be read: .*object.*Make numbers"),
-        (lambda: pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame cannot be read: .*int"),
+        (
+            lambda: pd.DataFrame({"x": [object()]}),
+            "column 'x' of this frame, of dtype object, cannot be read: .*object.*Make numbers",
+        ),
+        (lambda: pd.DataFrame({"x": [1j]}), "column 'x' of this frame, of dtype complex128, cannot be read"),
+        (lambda: pd.DataFrame({"x": pd.arrays.SparseArray([0, 1])}), r"of dtype Sparse\[int64, 0\], cannot be read"),
+        (lambda: pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame, of dtype object, cannot be read: .*int"),
         (
             lambda: pd.DataFrame({"x": [datetime.datetime(2020, 1, 1)]}),
             "column 'x' of this frame holds timestamp.*Cast it",

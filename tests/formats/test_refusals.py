@@ -207,11 +207,11 @@ ARGUMENTS: list[Case] = [
     ),
     (
         of(lambda: pd.DataFrame({"a": ["p", None, 3]}), nulls={"a": "none"}),
-        "column .a. of this frame cannot be read: .*int",
+        "column .a. of this frame, of dtype object, cannot be read: .*int",
     ),
     (
         of(lambda: pd.DataFrame({"a": [{"p", "q"}, {"q"}]})),
-        "column 'a' of this frame cannot be read: a set has no order",
+        "column 'a' of this frame, of dtype object, cannot be read: a set has no order",
     ),
     (of("f32.npz", nulls={"x": 0}), r"f32.npz holds arrays, which have no nulls"),
 ]

@@ -79,6 +79,6 @@ def _arrow_column(name: str, column: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         said = str(error).splitlines()[0].rstrip(".")
         raise DataError(
-            f"column {name!r} of this frame cannot be read: {said}. Make numbers or strings of it, or leave the column "
-            "out: frame[['a', 'b']]."
+            f"column {name!r} of this frame, of dtype {column.dtype}, cannot be read: {said}. Make numbers or "
+            "strings of it, or leave the column out: frame[['a', 'b']]."
         ) from None
