@@ -100,6 +100,26 @@ def test_batches_of_a_loader_may_be_padded_to_different_lengths() -> None:
         assert found[f"{data}/accuracy"] == pytest.approx(6 / 7)
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (5, 2)], ids=["rows", "places", "pixels"])
+def test_what_a_mask_leaves_out_is_in_no_metric(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    scores, mask = torch.randn(20, 3, *shape), torch.rand(20, *shape) > 0.4
+    labels = torch.randint(0, 3, (20, *shape))
+    data = {"x": scores, "y": labels, "m": mask}
+    trainer = hr.Trainer(nn.Identity(), hr.CrossEntropy(weight="m"), inputs="x", metrics=["accuracy", "confusion"])
+    found = trainer.validate(data, batch_size=6)
+    right = scores.argmax(dim=1) == labels
+    assert found["val/accuracy"] == pytest.approx(float(right[mask].double().mean()))
+    assert sum(map(sum, found["val/confusion"])) == int(mask.sum())
+    numbers = trainer.validate(data | {"m": mask.float()}, batch_size=6)
+    assert numbers["val/accuracy"] == pytest.approx(float(right.double().mean()))
+    apart = hr.Trainer(nn.Identity(), hr.MSE(weight="m"), inputs="x", metrics={"y": ["mae"], "mse": "mse"})
+    x, y = torch.randn(2, 20, *shape, 4)
+    found, gaps = apart.validate({"x": x, "y": y, "m": mask}, batch_size=6), (x - y)[mask].double()
+    assert found["val/y/mae"] == pytest.approx(float(gaps.abs().mean()))
+    assert found["val/mse"] == pytest.approx(float(gaps.square().mean()))
+
+
 def test_what_cannot_be_compared_is_refused_before_the_first_update() -> None:
     def both(outputs: Mapping[str, Tensor], target: Tensor) -> Tensor:
         return F.cross_entropy(outputs["digit"], target) + outputs["ink"].square().mean()

@@ -111,6 +111,8 @@ class Compared:
     """The label that does not count."""
     dense: Callable[[Any], Any] | None = None
     """Makes a tensor of the target; without it, sequences are compared item by item."""
+    mask: str | None = None
+    """The stream of weights; if it is of true and false, only what is true counts."""
 
 
 class Metrics:

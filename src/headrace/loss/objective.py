@@ -7,6 +7,7 @@ anything else, such as contrastive learning, distillation, or a model that compu
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -150,14 +151,14 @@ class Supervised(Objective):
                 f"{' or '.join(repr(t) for t in dict.fromkeys(term.target for term in terms))}."
             )
         if not name:
-            return super().measured(name, target)
+            return replace(super().measured(name, target), mask=None if self._main is None else self._main.row_weight)
         found = [t for t in terms if t.target == name] or [t for t in terms if t.output == name]
         if not found:
             known = dict.fromkeys(str(key) for t in terms for key in (t.target, t.output) if key is not None)
             raise ConfigError(f"metrics= are of an {unknown('output or target', name, list(known))}")
         term = next((term for term in found if term.output is not None), found[0])
         output = partial(pick, key=term.output, name=term.name)
-        return Compared(term.target, output, term.reads, term.ignore_index)
+        return Compared(term.target, output, term.reads, term.ignore_index, mask=term.row_weight)
 
     def bind(self, inputs: Inputs, target: str) -> None:
         super().bind(inputs, target)

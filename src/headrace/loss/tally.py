@@ -286,7 +286,11 @@ class MetricSums:
             outputs, target = _dense(outputs, batch[compared.target], compared.reads)
         if not isinstance(outputs, Tensor):
             check_outputs(outputs, Tensor)
-        self.add_rows(outputs.detach(), target)
+        mask = None if compared.mask is None else batch.fields.get(compared.mask)
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            outputs, target = _counted(outputs, target, mask)
+        if len(target):
+            self.add_rows(outputs.detach(), target)
 
     def add_rows(self, outputs: Tensor, target: Tensor) -> None:
         """Adds outputs and their targets. Nothing is computed until a block is complete."""
@@ -357,6 +361,17 @@ def _dense(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
         items = target.dense()
         return target.items_of(outputs, is_flat(outputs, items, reads)), items
     return outputs, target.to_dense() if isinstance(target, Sparse) else target
+
+
+def _counted(outputs: Tensor, target: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets where a mask of rows or places is true; classes of places are in dimension 1."""
+    mask = mask.reshape(-1) if mask.numel() == len(target) else mask.squeeze(-1)
+    places = mask.dim()
+    if places > 1 and outputs.dim() == target.dim() + 1:
+        outputs = outputs.movedim(1, -1)
+    if not mask.shape == outputs.shape[:places] == target.shape[:places]:
+        return outputs, target
+    return outputs[mask], target[mask]
 
 
 @contextmanager
