@@ -142,15 +142,17 @@ def _gathered(comm: Comm, shard: Shard, outputs: list[Any], totals: Sequence[int
             start, stop = shard.of(total)
             if start < stop:
                 leaves = [_received(leaf) for leaf in next(theirs)]
-                joined.append(tree_unflatten(leaves, form) if form else tuple(leaves))
+                unknown = leaves[0] if len(leaves) == 1 else tuple(leaves)
+                joined.append(unknown if form is None else tree_unflatten(leaves, form))
     return joined
 
 
 def _written(form: TreeSpec) -> str | None:
-    """The structure of an output as it travels; `None` if it is of a class that torch cannot write."""
+    """The structure of an output as it travels; `None` if torch cannot write its classes, or the keys of its dicts."""
     try:
-        return treespec_dumps(form)
-    except NotImplementedError:
+        text = treespec_dumps(form)
+        return text if treespec_loads(text) == form else None
+    except Exception:  # torch raises one of its own for each kind
         return None
 
 
