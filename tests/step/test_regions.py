@@ -52,6 +52,21 @@ def test_what_is_computed_again_gives_the_same_bits() -> None:
     assert calls_in_an_update(recompute=["blocks.1"]) == 14 + 7
 
 
+def test_what_is_computed_again_changes_no_buffer_twice() -> None:
+    """As running statistics, and the vectors of a spectral norm, on which the outputs depend."""
+    weights = []
+    settings: dict[str, Any]
+    for settings in ({"tape": False}, {"recompute": "0"}):
+        torch.manual_seed(1)
+        layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+        model = nn.Sequential(nn.Sequential(layer, nn.BatchNorm1d(8), nn.Tanh()), nn.Linear(8, 3))
+        made = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=8, **settings)
+        x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
+        made.fit((x, y), (x, y), epochs=2, progress=False)
+        weights.append(model.state_dict())
+    assert distance(*weights) == 0
+
+
 def test_a_second_trainer_does_not_compute_twice_as_often() -> None:
     model = tied()
     train(model, recompute="blocks.*")

@@ -18,6 +18,7 @@ from ..errors import ConfigError, DataError, NonFiniteError, unknown
 
 CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
 """The settings that may change from one update to the next."""
+LARGEST = 65_536  # elements of a buffer that a pass may change and a repetition must not
 _BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 
@@ -214,13 +215,33 @@ def change_in_place(model: nn.Module, compiled: bool | Patterns, recomputed: Pat
     for _, module in modules_named(model, _listed(recomputed, "recompute"), "recompute"):
         _check_calls(module, recomputed)
         if not is_recomputed(module):
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+            again = {} if compiled or next(module.buffers(), None) is None else {"context_fn": partial(_twice, module)}
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False, **again)
     if isinstance(compiled, bool):
         parts = [model] if compiled else []
     else:
         parts = [module for _, module in modules_named(model, _listed(compiled, "compile"), "compile")]
     for part in parts:
         _compile(part)
+
+
+def _twice(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a pass and of its repetition, which has the buffers of before the pass and leaves none changed."""
+    held = [(part._buffers, name) for part in module.modules() for name in part._buffers]
+    before = [(of, name, of[name].clone()) for of, name in held if of[name] is not None and of[name].numel() <= LARGEST]
+    return nullcontext(), _repeated(before)
+
+
+@contextmanager
+def _repeated(before: list[tuple[dict[str, Any], str, Tensor]]) -> Iterator[None]:
+    after = [of[name] for of, name, _ in before]
+    for of, name, buffer in before:
+        of[name] = buffer.clone()  # a graph may be passed twice
+    try:
+        yield
+    finally:
+        for (of, name, _), buffer in zip(before, after, strict=True):
+            of[name] = buffer
 
 
 def is_compiled(module: nn.Module) -> bool:
