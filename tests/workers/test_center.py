@@ -177,8 +177,8 @@ SETTINGS: list[tuple[dict[str, Any], hr.Network | None]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("number", sampled(range(len(SETTINGS)), keep=[0, 3]))
 def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(number: int, tmp_path: Path) -> None:
-    """Each setting is left at every third update, one after the other: all together, at all of them."""
-    (given, network), stops = SETTINGS[number], range(1 + number % 3, 30, 3)
+    """Each setting is left at every fifth update, one after the other: at all places of a round of two or three."""
+    (given, network), stops = SETTINGS[number], range(1 + number % 3, 30, 5)
 
     def run(stop: int | None, name: str) -> Any:
         return hr.launch(left_at, stop, str(tmp_path / name), hr.Elastic(**given), workers=3, network=network)

@@ -51,7 +51,11 @@ def in_rounds(workers: int, strategy: hr.Strategy, name: str = "plain", batch: i
 # --- synchronous workers are one worker -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sampled(ALIKE, keep=["plain", "all three", "rare", "two optimizers", "sequences"]))
+DAILY = ["plain", "all three", "rare", "two optimizers", "sequences", "clipped", "loose", "microbatches"]
+"""Those whose updates are put together in a way of their own."""
+
+
+@pytest.mark.parametrize("name", sampled(ALIKE, keep=DAILY))
 def test_any_number_of_workers_trains_as_one_does(name: str) -> None:
     one = run(1, name)
     for workers in (2, 3, 5, 8) if name in ("plain", "all three") else (3, 8):  # the last batch has 7 rows

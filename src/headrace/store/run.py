@@ -224,8 +224,10 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises on a directory that holds something, and is no run."""
+    """Raises on a file, and on a directory that holds something, and is no run."""
     if not path.is_dir():
+        if path.exists():
+            raise RunError(f"{path} is a file; name the directory of a run.")
         return
     others = [name for name in os.listdir(path) if name != LOCK and not name.startswith(".")]
     if others and RUN not in others:

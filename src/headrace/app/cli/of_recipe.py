@@ -57,10 +57,9 @@ class OfRecipe:
         found = self.find(words[0], words[1:]) if words and not words[0].startswith("-") else None
         if words and found is None:
             name, first = f"headrace {options['name']}", next(iter(self._given_by(Parameter.POSITIONAL_ONLY))).upper()
-            raise UsageError(
-                f"{first} comes first, as in {name} {first} {' '.join(words[:2])}: a file gives values and names no "
-                "code, since it may come from anybody."
-            )
+            why = ": a file gives values and names no code, since it may come from anybody"
+            why = why if words[0].startswith("--config") else ""
+            raise UsageError(f"{first} comes first, as in {name} {first} {' '.join(words[:2])}{why}.")
         app = new_app(**options, help_epilogue=ORDER)
         app.default(self._function(found, self._parameters(found.function) if found else {}))
         return app
