@@ -44,14 +44,13 @@ def versions() -> Iterator[Fact]:
     yield "system", platform.platform(), ""
     extras = dict[str, str]()
     for text in importlib.metadata.requires("headrace") or ():
-        name, extra = re.match(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)", text)
-        assert name is not None
+        [name, *_], extra = re.findall(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)", text)
         try:
-            installed = importlib.metadata.version(name[0])
+            installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             installed = MISSING
         if extra is None:
-            yield name[0], installed, f"pip install {name[0]}" if installed == MISSING else ""
+            yield name, installed, f"pip install {name}" if installed == MISSING else ""
         elif extra[1] not in ("bench", "dev") and extras.get(extra[1]) != MISSING:
             extras[extra[1]] = installed
     for name, installed in extras.items():
