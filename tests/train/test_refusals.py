@@ -314,7 +314,7 @@ def test_what_cannot_work_is_refused_before_the_first_update(
     assert trainer.step((X[:8], Y[:8]))["total_loss"] > 0
 
 
-def test_without_scan_the_step_that_meets_the_number_stops_before_it_counts() -> None:
+def test_the_update_that_meets_a_nan_stops_before_it_counts() -> None:
     made = used()
     before = state(made)
     with pytest.raises(hr.NonFiniteError, match=r"^step 1 \(rate 0.1, 16 rows\): .*'cross_entropy' is nan"):
