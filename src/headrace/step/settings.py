@@ -215,8 +215,10 @@ def change_in_place(model: nn.Module, compiled: bool | Patterns, recomputed: Pat
     for _, module in modules_named(model, _listed(recomputed, "recompute"), "recompute"):
         _check_calls(module, recomputed)
         if not is_recomputed(module):
-            again = {} if compiled or next(module.buffers(), None) is None else {"context_fn": partial(_twice, module)}
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False, **again)
+            again: dict[str, Any] = {"use_reentrant": False}
+            if not compiled and next(module.buffers(), None) is not None:
+                again["context_fn"] = partial(_twice, module)
+            module.forward = partial(checkpoint, module.forward, **again)
     if isinstance(compiled, bool):
         parts = [model] if compiled else []
     else:
@@ -227,8 +229,8 @@ def change_in_place(model: nn.Module, compiled: bool | Patterns, recomputed: Pat
 
 def _twice(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of a pass and of its repetition, which has the buffers of before the pass and leaves none changed."""
-    held = [(part._buffers, name) for part in module.modules() for name in part._buffers]
-    before = [(of, name, of[name].clone()) for of, name in held if of[name] is not None and of[name].numel() <= LARGEST]
+    held = [(part._buffers, *item) for part in module.modules() for item in part._buffers.items()]
+    before = [(of, name, b.clone()) for of, name, b in held if b is not None and b.numel() <= LARGEST]
     return nullcontext(), _repeated(before)
 
 

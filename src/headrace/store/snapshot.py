@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from typing import TypeVar
@@ -26,27 +26,31 @@ class Copier:
     """
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._copies: list[Tensor] = []
 
     def __call__(self, tensors: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
         """The same names, the same values."""
         views = {name: _view(name, tensor) for name, tensor in tensors.items()}
         sources = dict(zip(views.values(), tensors.values(), strict=True))
-        bounds = [0, *accumulate(-(-tensor.nbytes // EVEN) * EVEN for tensor in sources.values())]
         devices = {tensor.device for tensor in sources.values()} - {torch.device("cpu")}
-        if len(self._memory) != bounds[-1]:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # before more is asked for
-            self._memory = torch.empty(bounds[-1], dtype=torch.uint8, pin_memory=bool(devices))
-        copies = {
-            view: self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for (view, tensor), start in zip(sources.items(), bounds, strict=False)
-        }
+        if [(c.dtype, c.shape) for c in self._copies] != [(t.dtype, t.shape) for t in sources.values()]:
+            self._copies = []  # before more is asked for
+            self._copies = _empty_like([*sources.values()], pinned=bool(devices))
         with torch.no_grad():
-            if copies:
-                torch._foreach_copy_([*copies.values()], [*sources.values()], non_blocking=True)
+            if sources:
+                torch._foreach_copy_(self._copies, [*sources.values()], non_blocking=True)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
+        copies = dict(zip(sources, self._copies, strict=True))
         return {name: copies[view] for name, view in views.items()}
+
+
+def _empty_like(tensors: Sequence[Tensor], pinned: bool) -> list[Tensor]:
+    """Tensors of these shapes and types in one piece of memory."""
+    bounds = [0, *accumulate(-(-tensor.nbytes // EVEN) * EVEN for tensor in tensors)]
+    memory = torch.empty(bounds[-1], dtype=torch.uint8, pin_memory=pinned)
+    parts = zip(tensors, bounds, strict=False)
+    return [memory[start : start + t.nbytes].view(t.dtype).view(t.shape) for t, start in parts]
 
 
 def _view(name: Hashable, tensor: Tensor) -> Hashable:
