@@ -120,6 +120,57 @@ def test_what_a_mask_leaves_out_is_in_no_metric(shape: tuple[int, ...]) -> None:
     assert found["val/mse"] == pytest.approx(float(gaps.square().mean()))
 
 
+@pytest.mark.filterwarnings("ignore:cross_entropy. the model's outputs:UserWarning")
+@pytest.mark.parametrize(
+    ("places", "masked"),
+    [
+        ((5, 3), (5,)),
+        ((3, 3), (3,)),
+        ((3, 3), (3, 1)),
+        ((3, 3), (1, 3)),
+        ((5, 1), (5, 1)),
+        ((5,), (5, 1)),
+        ((3,), (3,)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_a_mask_of_some_dimensions_leaves_out_all_that_is_in_its_places(
+    probabilities: bool, places: tuple[int, ...], masked: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    scores, labels, mask = (
+        torch.randn(20, 3, *places),
+        torch.randint(0, 3, (20, *places)),
+        torch.rand(20, *masked) > 0.4,
+    )
+    y = nn.functional.one_hot(labels, 3).movedim(-1, 1).float() if probabilities else labels
+    trainer = hr.Trainer(nn.Identity(), hr.CrossEntropy(weight="m"), inputs="x", metrics=["accuracy"])
+    found = trainer.validate({"x": scores, "y": y, "m": mask}, batch_size=6)
+    counts = mask.reshape(20, *masked[: len(places)], *[1] * (len(places) - len(masked))).expand_as(labels)
+    right = scores.argmax(dim=1) == labels
+    assert found["val/accuracy"] == pytest.approx(float(right[counts].double().mean()))
+
+
+def test_masks_of_sequences_and_of_numbers_leave_out_places() -> None:
+    torch.manual_seed(0)
+    lengths = [2, 0, 1, 3, 1, 2]  # as many items as rows in some batches
+    scores, labels, items = torch.randn(9, 3), torch.randint(0, 3, (9,)), torch.rand(9) > 0.4
+    rows, right = torch.tensor([1, 0, 1, 0, 1, 1]).bool(), scores.argmax(dim=1) == labels
+    of_sequences = hr.Trainer(nn.Identity(), hr.CrossEntropy(weight="m"), inputs="x", metrics=["accuracy"])
+    x, y, m = (hr.Ragged.of([*field.split(lengths)]) for field in (scores, labels, items))
+    for mask, counts in (m, items), (rows, rows.repeat_interleave(torch.tensor(lengths))):
+        found = of_sequences.validate({"x": x, "y": y, "m": mask}, batch_size=3)
+        assert found["val/accuracy"] == pytest.approx(float(right[counts].double().mean()))
+    of_numbers = hr.Trainer(nn.Identity(), hr.MSE(weight="m"), inputs="x", metrics=["mae"])
+    gaps = torch.randn(20, 2, 3, 4)
+    for shape in (1, 3, 4), (2,), (2, 1, 1), (2, 3, 4):
+        mask = torch.rand(20, *shape) > 0.4
+        found = of_numbers.validate({"x": gaps, "y": torch.zeros_like(gaps), "m": mask}, batch_size=6)
+        counts = mask.reshape(20, *shape, *[1] * (3 - len(shape))).expand_as(gaps)
+        assert found["val/mae"] == pytest.approx(float(gaps[counts].abs().double().mean()))
+
+
 def test_what_cannot_be_compared_is_refused_before_the_first_update() -> None:
     def both(outputs: Mapping[str, Tensor], target: Tensor) -> Tensor:
         return F.cross_entropy(outputs["digit"], target) + outputs["ink"].square().mean()

@@ -331,7 +331,7 @@ def by_items(loss: Loss, outputs: Any, batch: Batch) -> tuple[Any, Batch]:
         outputs = outputs if loss.output is None else {loss.output: outputs}
     fields: dict[str, Field] = {**batch.fields, loss.target: items}
     if loss.row_weight is not None:
-        fields[loss.row_weight] = _weights_of_items(loss.row_weight, batch[loss.row_weight], target)
+        fields[loss.row_weight] = weights_of_items(loss.row_weight, batch[loss.row_weight], target)
     return outputs, Batch(fields, target.items, share=batch.share)
 
 
@@ -344,7 +344,7 @@ def is_flat(outputs: Any, items: Tensor, reads: str | None) -> bool:
     return outputs.numel() == items.numel() and outputs.dim() <= items.dim()
 
 
-def _weights_of_items(stream: str, weights: Any, sequences: Ragged) -> Tensor:
+def weights_of_items(stream: str, weights: Any, sequences: Ragged) -> Tensor:
     """A weight for every item: its own, or that of its row."""
     if isinstance(weights, Ragged):
         try:

@@ -17,7 +17,8 @@ from ..data.batch import Batch
 from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import DataError, HeadraceError
-from .base import Weight, is_flat
+from .base import Weight, is_flat, weights_of_items
+from .masks import counted_by
 from .metrics import ByName, Compared, Metrics, check_outputs, full_name
 from .named import Key, NamedMetric, check_reads
 from .outcome import Outcome
@@ -287,8 +288,10 @@ class MetricSums:
         if not isinstance(outputs, Tensor):
             check_outputs(outputs, Tensor)
         mask = None if compared.mask is None else batch.fields.get(compared.mask)
+        if mask is not None and isinstance(items := batch[compared.target], Ragged):
+            mask = weights_of_items(str(compared.mask), mask, items)
         if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            outputs, target = _counted(outputs, target, mask)
+            outputs, target = counted_by(outputs, target, mask, compared.reads)
         if len(target):
             self.add_rows(outputs.detach(), target)
 
@@ -361,17 +364,6 @@ def _dense(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
         items = target.dense()
         return target.items_of(outputs, is_flat(outputs, items, reads)), items
     return outputs, target.to_dense() if isinstance(target, Sparse) else target
-
-
-def _counted(outputs: Tensor, target: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets where a mask of rows or places is true; classes of places are in dimension 1."""
-    mask = mask.reshape(-1) if mask.numel() == len(target) else mask.squeeze(-1)
-    places = mask.dim()
-    if places > 1 and outputs.dim() == target.dim() + 1:
-        outputs = outputs.movedim(1, -1)
-    if not mask.shape == outputs.shape[:places] == target.shape[:places]:
-        return outputs, target
-    return outputs[mask], target[mask]
 
 
 @contextmanager
