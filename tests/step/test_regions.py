@@ -67,6 +67,33 @@ def test_what_is_computed_again_changes_no_buffer_twice() -> None:
     assert distance(*weights) == 0
 
 
+class Steep(nn.Module):
+    """Adds the gradient of its outputs to them: the backward pass goes through the graph a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_(True)
+            found: torch.Tensor = self.part(x)
+            (slope,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        return found + slope.square().sum()
+
+
+def test_what_is_computed_again_may_be_computed_again_twice() -> None:
+    weights = []
+    settings: dict[str, Any]
+    for settings in ({"tape": False}, {"recompute": "part"}):
+        torch.manual_seed(1)
+        model = Steep()
+        x, y = torch.randn(40, 6), torch.randn(40, 3)
+        hr.Trainer(model, hr.MSE(), adam, batch_size=8, **settings).fit((x, y), epochs=2, progress=False)
+        weights.append(model.state_dict())
+    assert distance(*weights) == 0
+
+
 def test_a_second_trainer_does_not_compute_twice_as_often() -> None:
     model = tied()
     train(model, recompute="blocks.*")

@@ -227,22 +227,27 @@ def change_in_place(model: nn.Module, compiled: bool | Patterns, recomputed: Pat
         _compile(part)
 
 
-def _twice(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _twice(module: nn.Module) -> tuple[AbstractContextManager[None], "_Repeated"]:
     """Contexts of a pass and of its repetition, which has the buffers of before the pass and leaves none changed."""
     held = [(part._buffers, *item) for part in module.modules() for item in part._buffers.items()]
     before = [(of, name, b.clone()) for of, name, b in held if b is not None and b.numel() <= LARGEST]
-    return nullcontext(), _repeated(before)
+    return nullcontext(), _Repeated(before)
 
 
-@contextmanager
-def _repeated(before: list[tuple[dict[str, Any], str, Tensor]]) -> Iterator[None]:
-    after = [of[name] for of, name, _ in before]
-    for of, name, buffer in before:
-        of[name] = buffer.clone()  # a graph may be passed twice
-    try:
-        yield
-    finally:
-        for (of, name, _), buffer in zip(before, after, strict=True):
+class _Repeated:
+    """A repetition of a pass. It may be entered again: a graph is passed twice for a gradient of gradients."""
+
+    def __init__(self, before: list[tuple[dict[str, Any], str, Tensor]]) -> None:
+        self._before = before
+        self._after: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._after = [of[name] for of, name, _ in self._before]
+        for of, name, buffer in self._before:
+            of[name] = buffer.clone()
+
+    def __exit__(self, *_: object) -> None:
+        for (of, name, _buffer), buffer in zip(self._before, self._after, strict=True):
             of[name] = buffer
 
 
