@@ -62,6 +62,21 @@ def test_categories_are_those_of_the_streams_that_a_map_leaves() -> None:
     assert compose.map(coded, lambda fields: {"n": fields["n"]}).categories == {}
 
 
+def test_categories_that_a_table_of_ones_own_names_are_those_of_its_views() -> None:
+    class Coded(hr.Table):
+        streams = (hr.Stream("who", (), "int64"),)
+        categories = {"who": ("ann", "bob")}  # noqa: RUF012
+
+        def __len__(self) -> int:
+            return 4
+
+        def take(self, indices: torch.Tensor) -> hr.Batch:
+            return hr.Batch({"who": indices % 2})
+
+    for made in Coded(), hr.head(Coded(), 3), compose.map(Coded(), same), hr.concat(Coded(), Coded()):
+        assert made.categories == made.encoding.categories == {"who": ("ann", "bob")}
+
+
 def test_a_map_that_makes_more_of_a_row_takes_as_many_bytes_as_it_makes() -> None:
     images = named(x=torch.zeros(6, 8, dtype=torch.uint8))
     assert compose.map(images, lambda fields: {"x": fields["x"].double()}).row_bytes == pytest.approx(64, rel=0.5)

@@ -234,8 +234,9 @@ class Table(ABC):
 
     @property
     def encoding(self) -> Encoding:
-        """How the rows were read, before a map has changed them."""
-        return Encoding(tuple(self.streams))
+        """How the rows were read, before a map has changed them. An override of `categories` is part of it."""
+        overrides = type(self).categories is not Table.categories
+        return Encoding(tuple(self.streams), self.categories if overrides else {})
 
     @property
     def categories(self) -> Categories:
