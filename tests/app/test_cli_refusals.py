@@ -37,6 +37,8 @@ SLIPS = [
     ("--config broken.yaml", "broken.yaml is no YAML"),
     ("--config typo.yaml", "typo.yaml: unknown key 'widht'. Did you mean 'width'?"),
     ("--config wrong.yaml", "wrong.yaml: lr: expected float, got 'high'."),
+    ("--config kind.yaml", "kind.yaml: strategy: unknown strategy 'dilco'. Did you mean 'diloco'?"),
+    ("--config none.yaml", "none.yaml: workers: Must be >= 1."),
 ]
 WRONG = [
     *((f"fit sines.py:small {words}", 2, told) for words, told in SLIPS),
@@ -49,6 +51,7 @@ WRONG = [
     ("fit sines.py:small --device nonsense", 1, "device='nonsense' is not a device"),
     ("fit sines.py:small --run sines.py", 1, "sines.py is a file; name the directory of a run."),
     ("fit sines.py:small --keep 0 --run r", 1, "--keep is"),
+    ("fit sines.py:small --override --resume never --run r", 1, "Leave one out."),
     ("fit sines.py:passes --epochs 0", 1, "--epochs is greater than 0, got 0"),
     ("fit sines.py:small --resume must --run nowhere", 1, "is no run"),
     ("fit --config list.yaml", 2, "RECIPE comes first, as in headrace fit RECIPE --config list.yaml"),
@@ -68,6 +71,7 @@ WRONG = [
 @pytest.mark.parametrize(("words", "status", "told"), WRONG)
 def test_what_cannot_be_is_said_in_a_sentence(words: str, status: int, told: str, place: Path, capsys: Any) -> None:
     files = {"list": "[1, 2]", "broken": "a: [", "typo": "widht: 3", "wrong": "lr: high"}
+    files |= {"kind": "strategy: dilco", "none": "workers: 0"}
     for name, text in files.items():
         (place / f"{name}.yaml").write_text(text)
     said = refused(capsys, *words.split(), status=status)

@@ -230,6 +230,7 @@ OPTIONS: list[Refusal] = [
     (lambda t: fits(run=hr.Run("run", resume="mst"))(t), hr.ConfigError, "Did you mean 'must'"),
     (lambda t: fits(run=hr.Run("run", resume="must"))(t), hr.RunError, "resume='must'", "run"),
     (lambda t: fits(run=hr.Run(None, resume="must"))(t), hr.ConfigError, "needs the run to go on from"),
+    (lambda t: fits(run=hr.Run("run", resume="never", override=True))(t), hr.ConfigError, "Leave one out"),
     (lambda t: t.find_lr(GOOD, lowest=1.0, highest=1.0), hr.ConfigError, "lowest= is above 0 and below highest="),
     (lambda t: t.find_lr(GOOD, lowest=0.0), hr.ConfigError, "lowest= is above 0"),
     *((lambda t, v=v: t.find_lr(GOOD, highest=v), hr.ConfigError, "below highest=") for v in (math.inf, math.nan)),

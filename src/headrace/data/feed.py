@@ -237,7 +237,8 @@ class _Ahead:
             return None
         with suppress(queue.Empty):
             self._wanted.get_nowait()
-        self._end()
+        self._end.detach()
+        self._wanted.put(False)
         thread.join(JOIN_TIMEOUT_S)
         if thread.is_alive():
             self._wait_or_abandon(thread)

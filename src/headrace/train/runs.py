@@ -81,6 +81,8 @@ class Run:
             raise ConfigError(unknown("resume", self.resume, RESUME))
         if self.path is None and self.resume == "must":
             raise ConfigError("resume='must' needs the run to go on from: hr.Run('runs/name').", argument="resume")
+        if self.override and self.resume == "never":
+            raise ConfigError("override= is for a run that goes on, which resume='never' refuses. Leave one out.")
         if self.parent is not None:
             step_of(self.parent)
             if self.resume == "never":

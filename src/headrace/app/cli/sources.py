@@ -36,12 +36,24 @@ def given_elsewhere(
             begun = {name: found for name, found in begun.items() if name not in LIMITS or name in recipe}
         found = dict(_of_environment(options)) | begun | named
         return {
-            name: plain(value_of(options[name], value, where))
+            name: plain(_checked(options[name], value, where))
             for name, (where, value) in found.items()
             if name not in given and not (value is None and name in training)
         }
     except ConfigError as error:
         raise UsageError(str(error)) from None
+
+
+def _checked(option: Parameter, value: Any, where: str) -> Any:
+    """A value as the option's type, which cyclopts would take on the command line."""
+    made = value_of(option, value, where)
+    for each in getattr(option.annotation, "__metadata__", ()):
+        for check in each.validator:
+            try:
+                check(option.annotation, made)
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{where}: {error}") from None
+    return made
 
 
 def _of_environment(options: Mapping[str, Parameter]) -> Iterator[Found]:
