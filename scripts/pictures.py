@@ -34,7 +34,6 @@ RECIPE = "recipes/digits.py"
 SHOWN = {  # by picture: the files whose code it shows
     "progress": ("src/headrace/watch/progress.py", RECIPE),
     "report": ("src/headrace/watch/report/*", RECIPE),
-    "rehearsal": ("src/headrace/app/rehearse.py", RECIPE),
     "spike": ("src/headrace/record/why.py", "src/headrace/record/without.py"),
     "same_bits": ("src/headrace/step/parts.py", "src/headrace/workers/tree.py"),
 }
@@ -50,7 +49,6 @@ NAMES = {
     "keras": "Keras",
 }
 AGAIN = "raw-again"  # the control of the benchmark
-STRATEGIES = ("synchronous", "periodic:every=4 steps", "diloco:every=4 steps")
 
 
 def main(wanted: str = "") -> None:
@@ -268,14 +266,6 @@ def report(room: Path) -> None:
             small.save(picture, optimize=True)
 
 
-def rehearsal(room: Path) -> None:
-    """Three strategies on eight virtual workers behind a slow network."""
-    by = [word for strategy in STRATEGIES for word in ("--strategy", strategy)]
-    words = ("rehearse", RECIPE, "--workers", "8", "--bandwidth", "100 Mbit", *by, "--epochs", "12")
-    command = headrace(*words, "--out", str(PICTURES / "rehearsal.png"))
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=500)
-
-
 def same_bits(room: Path) -> None:
     """The losses of a transformer with dropout on 1, 3 and 8 workers, without parts and with them."""
     import warnings
@@ -352,7 +342,6 @@ def spike(room: Path) -> None:
 MADE: dict[str, Callable[[Path], Any]] = {
     "progress": progress,
     "report": report,
-    "rehearsal": rehearsal,
     "same_bits": same_bits,
     "spike": spike,
 }

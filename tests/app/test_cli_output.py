@@ -106,8 +106,6 @@ def test_a_reader_that_has_left_is_no_error_and_ends_no_work(place: Path) -> Non
     with start(print_for_nobody, place / "out", place) as child:
         assert child.ending() == 0
     assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING] * 2
-    assert (place / "rehearsal.png").is_file()
-    assert (place / "again" / "rehearsal.png").is_file()
 
 
 def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:

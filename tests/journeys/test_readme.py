@@ -113,7 +113,6 @@ def test_the_commands_of_the_readme_and_the_tour_run_as_they_stand(
     made = clone / "churn"
     assert (made / "answers.csv").read_text().splitlines()[0].endswith('"class","probability"')
     assert (made / "runs" / "one" / "report.html").is_file()
-    assert (made / "rehearsal.png").is_file()
 
 
 def test_the_page_of_installation_names_every_extra() -> None:
