@@ -60,11 +60,11 @@ def test_commands_take_a_run_in_a_store(
     shutil.rmtree(folder_of(run))
     assert len(answer(capsys, "verify", run)["checkpoints"]) == 3
     assert answer(capsys, "validate", run, "--recipe", recipe)
-    rows, answers = tmp_path / "rows.npy", tmp_path / "answers.npy"
+    rows, answers = tmp_path / "rows.npy", tmp_path / "answers.arrow"
     np.save(rows, np.ones((5, 4), np.float32))
     shutil.rmtree(folder_of(run))
     assert answer(capsys, "predict", run, str(rows), "--recipe", recipe, "--out", str(answers))["rows"] == 5
-    assert np.load(answers).shape == (5, 2)
+    assert hr.open_table(answers).rows(0, 5)["output"].shape == (5, 2)
     page = answer(capsys, "report", run)["report"]
     assert Path(page).is_file()
     assert "PUT commands/a/report.html" in server.log

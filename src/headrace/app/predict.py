@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from ..data.reader import Reader
 from ..data.source import Table
 from ..errors import ConfigError, RunError, SourceError
 from ..formats.table import open_like, open_table
+from ..formats.write import replacing
 from ..loss.base import OF_CLASSES
 from ..loss.objective import Objective
 from ..loss.task import likeliest, yes_or_no
@@ -89,7 +91,7 @@ def answers_of(trainer: Trainer, train: Any, outputs: Any) -> ArrayTable:
     return ArrayTable({**_of_outputs(outputs), **judged}, categories={CLASS: names} if names else None)
 
 
-def write_csv(table: ArrayTable, file: BinaryIO) -> None:
+def write_csv(table: ArrayTable, path: Path) -> None:
     """A column for each number of a row: output_0, output_1 and so on."""
     import pyarrow as pa
     from pyarrow import csv
@@ -105,23 +107,8 @@ def write_csv(table: ArrayTable, file: BinaryIO) -> None:
         flat |= {each: pa.array(numbers[:, k].numpy()) for k, each in enumerate(of)}
     for name, words in table.categories.items():
         flat[name] = pa.array([words[code] for code in flat[name].to_pylist()])
-    csv.write_csv(pa.table(flat), file)
-
-
-def write_npy(table: ArrayTable, file: BinaryIO) -> None:
-    """The outputs alone, which have to be one array."""
-    import numpy as np
-
-    names = outputs_in(table)
-    columns = [column for name, column in table.rows(0, len(table)).fields.items() if name in names]
-    if len(columns) != 1 or not isinstance(columns[0], Tensor):
-        raise ConfigError(f".npy holds one array, and the model returns {', '.join(names)}. Use .arrow.")
-    np.save(file, columns[0].numpy())
-
-
-def outputs_in(table: ArrayTable) -> list[str]:
-    """What the model returned, by name, without what was made of it."""
-    return [stream.name for stream in table.streams if stream.name not in (CLASS, PROBABILITY)]
+    with replacing(path) as beside, open(beside, "wb") as file:
+        csv.write_csv(pa.table(flat), file)
 
 
 def _of_outputs(outputs: Any) -> dict[str, Any]:

@@ -1,15 +1,11 @@
 """`headrace validate` and `predict`: use the model of a run."""
 
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from ...errors import ConfigError
 from .options import HOW_MADE, Count, HowMade, Which, of_kind
 from .output import numbers, print_result
-
-if TYPE_CHECKING:
-    from ...data.arrays import ArrayTable
 
 
 def validate(
@@ -46,7 +42,7 @@ def predict(
     data: str,
     /,
     *,
-    out: Annotated[Path, of_kind(".arrow", ".csv", ".npy", ".parquet")],
+    out: Annotated[Path, of_kind(".arrow", ".csv", ".parquet")],
     which: Which = None,
     batch_size: Count | None = None,
     how: HowMade = HOW_MADE,
@@ -56,38 +52,24 @@ def predict(
     Args:
         run: the directory of a run
         data: a file: .arrow .csv .ctf .jsonl .npy .npz .parquet and the like; targets may be missing
-        out: what to write: .arrow .csv .npy .parquet
+        out: what to write: .arrow .csv .parquet
         which: best, last or a step (the best if a callback marked one, else the last)
         batch_size: rows that the model sees at once
     """
-    from ...formats.write import check_place
+    from ...formats.write import check_place, write_table
+    from ..predict import write_csv
 
     check_place(out)
     if out.exists() and Path(data).exists() and out.samefile(data):
         raise ConfigError(f"--out {out} is the file to be read. Name another.")
-    from ...adapters.compose import head
-    from ..predict import outputs_in
-
     loaded = how.load(run, which)
-    rows = loaded.read(data, "predict", targets=False)
-    if len(rows):
-        with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
-            _write(loaded.predict(head(rows, 1)), Path(room, f"first{out.suffix}"))
-    found = loaded.predict(rows, batch_size=batch_size)
-    _write(found, out)
-    columns = outputs_in(found) if out.suffix.lower() == ".npy" else [stream.name for stream in found.streams]
-    document = {"file": str(out), "rows": len(rows), "step": loaded.step, "columns": columns}
-    text = f"{out}: {', '.join(columns)} of {len(rows):,} rows, by the weights of step {loaded.step}"
+    found = loaded.predict(data, batch_size=batch_size)
+    if out.suffix.lower() == ".csv":
+        write_csv(found, out)
+    else:
+        write_table(found, out)
+    columns = [stream.name for stream in found.streams]
+    document = {"file": str(out), "rows": len(found), "step": loaded.step, "columns": columns}
+    text = f"{out}: {', '.join(columns)} of {len(found):,} rows, by the weights of step {loaded.step}"
     print_result(how.json, document, text)
     return 0
-
-
-def _write(found: "ArrayTable", out: Path) -> None:
-    from ...formats.write import replacing, write_table
-    from ..predict import write_csv, write_npy
-
-    ending = out.suffix.lower()
-    if ending in (".arrow", ".parquet"):
-        return write_table(found, out)
-    with replacing(out) as beside, open(beside, "wb") as file:
-        (write_npy if ending == ".npy" else write_csv)(found, file)
