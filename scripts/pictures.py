@@ -252,8 +252,8 @@ def report(room: Path) -> None:
     from PIL import Image
 
     run = room / "digits"
-    command = headrace("fit", RECIPE, "--run", str(run), "--report", "--epochs", "12")
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300)
+    for words in (("fit", RECIPE, "--run", str(run), "--epochs", "12"), ("report", str(run))):
+        subprocess.run(headrace(*words), cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300)
     page, phone = run / "report.html", room / "phone.html"
     frame = f'<iframe style="border:0;width:360px;height:780px" src="{page.as_uri()}"></iframe>'
     phone.write_text(f'<!doctype html><body style="margin:0">{frame}')

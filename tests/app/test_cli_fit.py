@@ -36,10 +36,9 @@ def test_a_training_writes_down_its_recipe_and_says_what_comes_next(place: Path,
         "arguments": {"lr": 0.05, "width": 6, "kind": "adam", "tested": True},
         "fit": {"epochs": 1},
     }
-    more = ["--config", "runs/one/recipe.json", "--run", "runs/two", "--report"]
+    more = ["--config", "runs/one/recipe.json", "--run", "runs/two"]
     again = answer(capsys, "fit", "sines.py:small", *more)
     assert (again["step"], again["run"]) == (5, "runs/two")
-    assert Path(again["report"]).samefile(place / "runs/two/report.html")
     weights = [saved_weights(place / "runs" / name, "last").tensors["model.safetensors"] for name in ("one", "two")]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert weights[0]["0.weight"].shape == (6, 5)
@@ -65,9 +64,9 @@ def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> N
 
 def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
     how = ["sines.py:small", "--run", "runs/", "--epochs", "1", "--progress", "off"]
-    assert headrace("fit", *how, "--report") == 0
+    assert headrace("fit", *how) == 0
     said = capsys.readouterr().out
-    assert "report  runs/001/report.html\n" in said
+    assert "headrace report runs/001    " in said
     assert "headrace resume runs/001 --recipe sines.py:small --epochs N" in said
     assert (place / "runs/001/recipe.json").is_file()
     for options, run, step in (

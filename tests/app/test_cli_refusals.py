@@ -47,7 +47,6 @@ WRONG = [
     ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
     ("fit sines.py:smal", 1, "Did you mean 'small'?"),
     ("fit sines.py:small --keep 2", 1, "--keep is about a run, and there is none. Say --run DIR."),
-    ("fit sines.py:small --report --steps 1", 1, "--report is about a run, and there is none. Say --run DIR."),
     ("fit sines.py:small --device nonsense", 1, "device='nonsense' is not a device"),
     ("fit sines.py:small --run sines.py", 1, "sines.py is a file; name the directory of a run."),
     ("fit sines.py:small --keep 0 --run r", 1, "--keep is"),

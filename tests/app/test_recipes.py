@@ -43,5 +43,5 @@ def test_the_demo_trains_in_a_fresh_run_each_time_and_passes_on_what_it_is_given
     (tmp_path / "runs/digits").mkdir(parents=True)
     command = [str(tmp_path / "scripts" / "demo"), "--epoch", "1", "--width=4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=False)
-    trained = "-m headrace fit recipes/digits.py --run runs/digits-2 --report --epoch 1 --width=4\n"
-    assert (done.returncode, done.stdout) == (0, trained)
+    trained = "-m headrace fit recipes/digits.py --run runs/digits-2 --epoch 1 --width=4\n"
+    assert (done.returncode, done.stdout) == (0, f"{trained}-m headrace report runs/digits-2\n")

@@ -253,7 +253,7 @@ def run_recipe(training: Training) -> Trained:
     fit = merged(made.fit, training.of_fit)
     run = Run.of(fit.get("run")).path
     assert not isinstance(run, Runs), "a recipe does not make these"
-    if run is None and (asked := [name for name in (*OF_A_RUN, "report") if name in training.options]):
+    if run is None and (asked := [name for name in OF_A_RUN if name in training.options]):
         raise ConfigError(f"{flag_of(asked[0])} is about a run, and there is none. Say --run DIR.")
     if run is not None and Runs.are_at(run):
         fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(changed_arguments, arguments=training.arguments)))

@@ -143,17 +143,12 @@ def _train(training: "Training") -> int:
 
     trained = launch_recipe(training)
     if here().leader:  # under torchrun, this is one of the workers
-        report = None
-        if "report" in training.options and trained.run is not None:
-            from ...watch.report import write
-
-            report = str(write(trained.run))
-        document = trained.last | {"run": trained.run, "report": report, "why": trained.why}
-        print_result("json" in training.options, document, _result(training.recipe, trained, report))
+        document = trained.last | {"run": trained.run, "why": trained.why}
+        print_result("json" in training.options, document, _result(training.recipe, trained))
     return 0
 
 
-def _result(recipe: str, trained: "Trained", report: str | None) -> str:
+def _result(recipe: str, trained: "Trained") -> str:
     """The text that is printed at the end: the last numbers, the run, and the next commands."""
     last = trained.last
     data = next((name for name in ("test/", "val/") if any(key.startswith(name) for key in last)), "train/")
@@ -161,13 +156,9 @@ def _result(recipe: str, trained: "Trained", report: str | None) -> str:
     if trained.run is None:
         return "\n".join([*lines, "", "nothing is kept: --run DIR keeps weights, curves and what a report is made of"])
     recipe = recipe.removeprefix(f"{Path.cwd()}{os.sep}")
-    after = [f"{shlex.join(['headrace', 'resume', trained.run, '--recipe', recipe])} --{trained.limit} N"]
-    lines += ["", f"run     {trained.run}"]
-    if report:
-        lines.append(f"report  {report}")
-    else:
-        after.insert(0, shlex.join(["headrace", "report", trained.run]))
-    return "\n".join([*lines, "next    " + "    ".join(after)])
+    report, resume = ["headrace", "report", trained.run], ["headrace", "resume", trained.run, "--recipe", recipe]
+    after = f"{shlex.join(report)}    {shlex.join(resume)} --{trained.limit} N"
+    return "\n".join([*lines, "", f"run     {trained.run}", f"next    {after}"])
 
 
 fit = OfRecipe(_fit, find_named)

@@ -24,7 +24,7 @@ ORDER = (
 )
 RESERVED = (
     *("config", "print_config", "help", "recipe", "arguments", "fit"),
-    *("run", "resume", "trust", "override", "progress", "report", "json"),
+    *("run", "resume", "trust", "override", "progress", "json"),
 )
 """Names that a parameter of a recipe may not have."""
 Convert = Callable[[Parameter, Any], Any]

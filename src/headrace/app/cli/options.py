@@ -59,7 +59,6 @@ class Options(TypedDict, total=False):
         validate_every: as in "1 epoch" or "500 steps"
         keep: how many checkpoints are kept
         progress: a bar or plain lines; auto is a bar in a terminal
-        report: write the report at the end
         workers: how many workers train the model
         engine: simulated in this process (local), processes of this machine, or a Ray cluster
         device: instead of the recipe's, as in cpu or cuda:1
@@ -78,7 +77,6 @@ class Options(TypedDict, total=False):
     validate_every: str
     keep: int | Literal["all"]
     progress: Literal["auto", "bar", "plain", "off"]
-    report: bool
     workers: Count
     engine: Literal["local", "processes", "ray"]
     device: str

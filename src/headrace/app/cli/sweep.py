@@ -274,4 +274,4 @@ def _score(path: Path, key: str, mode: str) -> float | None:
     return None if best is None else float(best[key])
 
 
-sweep = OfRecipe(_sweep, find_named, without=("resume", "report"), convert=_values)
+sweep = OfRecipe(_sweep, find_named, without=("resume",), convert=_values)
