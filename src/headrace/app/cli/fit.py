@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import RunError
 from ...store.named import run_path
 from .of_recipe import Found, OfRecipe
 from .options import Files
@@ -43,7 +42,7 @@ def _resume(
     trust: bool = False,
     config: Files = (),
 ) -> int:
-    """Goes on with a run; options are as the run has them, unless others are given.
+    """Continues a run from its last checkpoint, or begins if it has none; options are as the run has them by default.
 
     Args:
         run: the directory of a run
@@ -51,7 +50,7 @@ def _resume(
         trust: instead of --recipe: execute the copy of the recipe in the run, which is code
         config: options from a file, YAML or JSON; may be given several times
     """
-    return _train(_with(training, run=run, resume="must"))
+    return _train(_with(training, run=run, resume="auto"))
 
 
 def _fork(
@@ -108,11 +107,6 @@ def _find_of_run(run: str, words: Sequence[str]) -> Found:
     recipe, _ = recipe_of(folder, _value_of(words, "--recipe"), "--trust" in words)
     file = folder / RECIPE_FILE
     files = (str(file),) if file.is_file() else ()
-    if not any((folder / "checkpoints").glob("step-*")):
-        known = [recipe, *(word for name in files for word in ("--config", name))]
-        raise RunError(
-            f"{run} has no checkpoint yet. Start it: {shlex.join(['headrace', 'fit', *known, '--run', run])}"
-        )
     return Found(recipe, find_recipe(recipe), files)
 
 
