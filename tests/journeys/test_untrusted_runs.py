@@ -259,7 +259,7 @@ def test_with_trust_nothing_but_the_copy_is_executed(place: Path) -> None:
     assert hr.load("run", trust=True).step == 5
     evil(run / "beside.py")
     (run / "recipe.py").write_text("import beside\n" + (run / "recipe.py").read_text())
-    with pytest.raises(hr.ConfigError, match=r"name the recipe where its modules are, --recipe file\.py"):
+    with pytest.raises(ModuleNotFoundError, match=r"name it where its modules are, --recipe file\.py"):
         hr.load("run", trust=True)
     assert not (place / "executed").exists()
 

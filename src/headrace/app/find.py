@@ -4,9 +4,8 @@ import importlib.util
 import os
 import sys
 import sysconfig
-import traceback
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
 from types import CodeType, ModuleType
@@ -160,8 +159,8 @@ def read_file(file: str) -> dict[str, Any]:
 def _module(path: Path) -> ModuleType:
     """A file as a module, which may import what lies beside it, as a script may, unless it is the copy in a run."""
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=_Source(path.stem, str(path)))
-    if spec is None or path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{path} is not a Python file with a recipe.{_nearest(path)}")
+    if spec is None or spec.loader is None or path.suffix != ".py" or not path.is_file():
+        raise ConfigError(f"{path} is not a Python file with a recipe.")
     if path.stem in sys.stdlib_module_names:
         raise ConfigError(f"{path} is called as a module of Python's own. Give the recipe another name.")
     if (other := _installed(path.stem)) is not None and not path.samefile(other):
@@ -174,7 +173,13 @@ def _module(path: Path) -> ModuleType:
         sys.path.append(beside)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    _execute(spec, module, path)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[spec.name]
+        if isinstance(error, ModuleNotFoundError) and is_of_run(path):
+            error.add_note("A run keeps only the file of its recipe: name it where its modules are, --recipe file.py.")
+        raise
     return module
 
 
@@ -192,31 +197,3 @@ def _installed(name: str) -> str | None:
     places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *getsitepackages(), getusersitepackages()}
     found = PathFinder.find_spec(name, [*places])
     return None if found is None or not found.has_location else found.origin
-
-
-def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
-    assert spec.loader is not None
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[spec.name]
-        message = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and is_of_run(path):
-            message += (
-                ". A run keeps only the file of its recipe: name the recipe where its modules are, --recipe file.py"
-            )
-        raise ConfigError(f"{path} cannot be imported: {message}\n  {_place(error)}") from error
-
-
-def _place(error: Exception) -> str:
-    """Where a module failed: the last line that is not of the import system."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {(error.text or '').strip()}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
-
-
-def _nearest(path: Path) -> str:
-    """A hint at the file that may be meant."""
-    there = [file.name for file in path.parent.glob("*.py")]
-    return f" {unknown('file', path.name, there).partition('. ')[2]}" if there else ""
