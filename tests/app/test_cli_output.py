@@ -60,10 +60,6 @@ def test_the_help_of_everything_comes_at_once() -> None:
 
 
 PRINTING = [
-    "--help",
-    "fit --help",
-    "runs --help",
-    "--version",
     "fit sines.py:small --print_config",
     "fit sines.py:small --steps 1 --progress plain --run r",
     "rehearse sines.py:small --workers 2 --strategy diloco --strategy synchronous --steps 2",

@@ -9,11 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_origin
 
 from cyclopts import UNSET, App, Group, Parameter, Token
-from rich.console import Console
 
 from ... import __version__
 from ..parameters import converted
-from .output import drop_output
 
 if TYPE_CHECKING:
     from .of_recipe import OfRecipe
@@ -48,7 +46,7 @@ COMMANDS = {
 
 def make_app(words: list[str]) -> App:
     """The command line; the command that the words begin with has the parameters of the recipe that they name, too."""
-    app = new_app("headrace", "Train PyTorch models.", version=__version__, console=_Console(), group_commands="Other")
+    app = new_app("headrace", "Train PyTorch models.", version=__version__, group_commands="Other")
     app.register_install_completion_command(group="Other")
     groups = {"": app}
     for name, (group, place, text) in COMMANDS.items():
@@ -89,10 +87,3 @@ def convert(kind: Any, tokens: Sequence[Token]) -> Any:
 def value_in(token: Token) -> Any:
     """What a word gives an option: text, or of a switch that stands alone true or false."""
     return token.value if token.implicit_value is UNSET else token.implicit_value
-
-
-class _Console(Console):
-    """Goes on if the reader of help, such as `head`, has ended."""
-
-    def on_broken_pipe(self) -> None:
-        drop_output(self.file)

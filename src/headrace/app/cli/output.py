@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from ...store.document import encoded
 
@@ -28,14 +28,9 @@ def print_text(text: str, file: TextIO | None = None) -> None:
         file.write(text)
         file.flush()
     except BrokenPipeError:
-        drop_output(file)
-
-
-def drop_output(file: IO[str]) -> None:
-    """Sends what is printed from now on to nowhere, as its reader has ended."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, file.fileno())
-    os.close(nowhere)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
