@@ -109,7 +109,7 @@ WRONG = [
     ("digits.txt", ["is not a Python file with a recipe"]),
     ("random.py", ["is called as a module of Python's own. Give the recipe another name"]),
     *((f"{name}.py", [INSTALLED.format(import_module(name).__file__)]) for name in ("yaml", "torch", "headrace")),
-    ("typed_recipe.py", ["has to be told lr"]),
+    ("typed_recipe.py", ["one lacks what is required: lr."]),
 ]
 
 

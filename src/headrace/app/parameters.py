@@ -64,7 +64,7 @@ def described(function: Callable[..., Any]) -> dict[str, str]:
 def check_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """The parameters of a recipe; raises unless each can be an option.
 
-    It needs a type and a description in the docstring, and its default is a plain value of this type.
+    It needs a type and a description in the docstring. `typed` says whether its default has this type.
     """
     descriptions, file, line = described(function), function.__code__.co_filename, function.__code__.co_firstlineno
     known = parameters_of(function)
@@ -86,14 +86,6 @@ def check_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
                 f"{where} is not described in the docstring, which is the help of its option. Write "
                 f'there, under "Args:", "{name}: what it is."'
             )
-        if has_default:
-            try:
-                as_type(each.annotation, plain(each.default), name)
-            except MisfitError:
-                message = f"{name} is a {spelled(each.annotation)} with the default {each.default!r}"
-                raise ConfigError(
-                    f"the recipe takes what cannot be an option of the command line: {message}."
-                ) from None
     return known
 
 

@@ -208,10 +208,8 @@ def _of_model(run: Path, given: nn.Module | Trainer, which: str | int | None) ->
 def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:
     """Runs the recipe of a file with these arguments, plain values as a file has them: see `find_recipe`."""
     function = find_recipe(name)
-    needed = [name for name, each in parameters_of(function).items() if each.default is each.empty]
-    if not arguments and needed:
-        raise ConfigError(f"{name} has to be told {' and '.join(needed)}. Give what it takes a default.")
-    made = function(**typed(function, arguments)) if arguments else function()
+    needed = any(each.default is each.empty for each in parameters_of(function).values())
+    made = function(**typed(function, arguments or {})) if arguments or needed else function()
     if not isinstance(made, Recipe):
         raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
     return made
@@ -258,7 +256,7 @@ def run_recipe(training: Training) -> Trained:
     if run is not None and Runs.are_at(run):
         fit["run"] = replace(fit["run"], path=Runs(Path(run), partial(changed_arguments, arguments=training.arguments)))
     if run is not None:
-        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training)]
+        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(training)]
     made.fit = fit
     try:
         history = made.run()
@@ -315,12 +313,11 @@ class _RecipeWriter(Callback):
 
     everywhere = False
 
-    def __init__(self, run: str | Path, training: Training) -> None:
-        self._run, self._training = run, training
+    def __init__(self, training: Training) -> None:
+        self._training = training
 
     def on_fit_start(self, info: Info) -> None:
-        name = _chosen(self._run, info.run)
-        run = info.run if info.run is not None and url_of(name) else Path(name)
+        assert (run := info.run) is not None
         path = run / RECIPE_FILE
         text = readable(self._training.document)
         with disk.failing(f"writing {path}", run, len(text)):
