@@ -129,7 +129,7 @@ def test_arguments_that_json_has_no_values_for_are_those_of_the_run(place: Path,
     assert answer(capsys, "resume", "runs/001", "--recipe", "odd.py", "--epochs", "3")["epoch"] == 3
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_its_own_options(place: Path, capsys: Any) -> None:
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_its_options(place: Path, capsys: Any) -> None:
     assert headrace("fit", "sines.py:small", "--run", "r", "--epochs", "1", "--json") == 0
     document = (place / "r/recipe.json").read_text()
     run = (place / "r/run.json").read_text()

@@ -1,6 +1,7 @@
 """Rehearsals: a recipe on virtual workers, by a strategy; what it reaches, when, and what the network carries."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ..adapters.adapt import as_data
@@ -59,11 +60,7 @@ def _train(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tuple
     if fit.get("minutes") is not None:
         raise ConfigError("the recipe ends after some minutes, which virtual workers cannot measure. Say --epochs.")
     set_strategy(made.trainer, strategy)
-    rows = made.trainer.history.rows
-    for _ in made.trainer.steps(made.train, made.val, **fit):
-        rows = made.trainer.history.rows
-        if rows:
+    for _ in chain(made.trainer.steps(made.train, made.val, **fit), [None]):  # and once more at the end
+        if rows := made.trainer.history.rows:
             rows[-1].setdefault(TIME, comm.now())
-    if rows:
-        rows[-1].setdefault(TIME, comm.now())
     return made.trainer.history.rows, comm.cluster.report
