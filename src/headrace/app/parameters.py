@@ -117,7 +117,7 @@ def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[st
         if name not in known:
             raise ConfigError(f"{what} has an {unknown('argument', name, known)}")
     if missing := [name for name, each in known.items() if each.default is each.empty and name not in arguments]:
-        raise ConfigError(f"{what} lacks what is required: {', '.join(missing)}. Give it, or a default in the function.")
+        raise ConfigError(f"{what} lacks what is required: {', '.join(missing)}. Give it, or a default.")
     return {name: value_of(known[name], given, f'{what}, "{name}"') for name, given in arguments.items()}
 
 

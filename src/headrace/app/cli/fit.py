@@ -105,9 +105,8 @@ def _find_of_run(run: str, words: Sequence[str]) -> Found:
 
     folder = run_path(run)
     recipe, _ = recipe_of(folder, _value_of(words, "--recipe"), "--trust" in words)
-    file = folder / RECIPE_FILE
-    files = (str(file),) if file.is_file() else ()
-    return Found(recipe, find_recipe(recipe), files)
+    options = folder / RECIPE_FILE
+    return Found(recipe, find_recipe(recipe), (str(options),) if options.is_file() else ())
 
 
 def _find_of_parent(parent: str, words: Sequence[str]) -> Found:
