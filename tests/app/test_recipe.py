@@ -125,7 +125,7 @@ def test_a_file_that_is_no_recipe_is_refused_and_no_module_is_replaced(name: str
 FAILING = {
     "missing.py": (ModuleNotFoundError, "nowhere_at_all"),
     "broken.py": (SyntaxError, "broken.py"),
-    "fails.py": (ZeroDivisionError, ""),
+    "fails.py": (ZeroDivisionError, "division by zero"),
 }
 
 

@@ -317,7 +317,8 @@ class _RecipeWriter(Callback):
         self._training = training
 
     def on_fit_start(self, info: Info) -> None:
-        assert (run := info.run) is not None
+        run = info.run
+        assert run is not None
         path = run / RECIPE_FILE
         text = readable(self._training.document)
         with disk.failing(f"writing {path}", run, len(text)):
