@@ -171,8 +171,7 @@ def _module(path: Path) -> ModuleType:
     beside = str(path.absolute().parent)
     if beside not in sys.path and not is_of_run(path):
         sys.path.append(beside)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

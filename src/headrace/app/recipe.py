@@ -272,14 +272,10 @@ def run_recipe(training: Training) -> Trained:
         raise
     given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
     limit = next((name for name in given if name[:-1] in history.stopped), given[0])
-    return Trained(history.last, None if run is None else _chosen(run, history.run), history.stopped, limit)
-
-
-def _chosen(run: str | Path, path: Path | None) -> str:
-    """A run as it was named; of a directory of runs, the run at this path, which was chosen there."""
-    if (url := url_of(run)) is not None:
-        return url
-    return str(Path(run, path.name) if path is not None and Runs.are_at(run) else Path(run))
+    if run is not None and history.run is not None and Runs.are_at(run):
+        run = Path(run, history.run.name)
+    named = None if run is None else url_of(run) or str(Path(run))
+    return Trained(history.last, named, history.stopped, limit)
 
 
 def changed_arguments(run: Path, arguments: Mapping[str, Any]) -> list[str]:
