@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import Enum
 from inspect import Parameter
 from pathlib import PurePath
 from types import NoneType, UnionType
@@ -146,9 +145,6 @@ def as_type(kind: Any, given: Any, name: str = "") -> Any:
                 return int(given, 0) if origin is int and isinstance(given, str) else origin(given)
     elif not isinstance(origin, type):
         raise _no_flag(kind, name)
-    elif issubclass(origin, Enum):
-        if given in origin.__members__:
-            return origin[given]
     elif issubclass(origin, str | PurePath):
         if isinstance(given, str):
             return origin(given)
@@ -209,8 +205,6 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, Enum):
-        return value.name
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     raise ConfigError(f"a default of the recipe is no plain value: {value!r:.60}. Make it in the function.")
