@@ -32,8 +32,7 @@ def find_recipe(name: str) -> Callable[..., Any]:
     """The function that `file.py:function` names, or the only one of `file.py` that says it returns a Recipe."""
     path, _, wanted = name.partition(":")
     module = _module(Path(path))
-    found: dict[str, Callable[..., Any]]
-    found = {key: value for key, value in vars(module).items() if _returns_recipe(value)}
+    found: dict[str, Callable[..., Any]] = {key: each for key, each in vars(module).items() if _returns_recipe(each)}
     if not wanted:  # what it does not import from another module, if there is anything
         found = {key: value for key, value in found.items() if value.__module__ == module.__name__} or found
     if not found:
