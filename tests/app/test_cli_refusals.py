@@ -43,7 +43,7 @@ SLIPS = [
 WRONG = [
     *((f"fit sines.py:small {words}", 2, told) for words, told in SLIPS),
     ("fit", 2, "RECIPE"),
-    ("fit sine.py", 1, "sine.py is not a Python file with a recipe."),
+    ("fit sine.py", 1, "sine.py is not a Python file with a recipe: it does not exist."),
     ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
     ("fit sines.py:smal", 1, "Did you mean 'small'?"),
     ("fit sines.py:small --keep 2", 1, "--keep is about a run, and there is none. Say --run DIR."),

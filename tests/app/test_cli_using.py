@@ -181,7 +181,7 @@ def test_a_recipe_that_has_moved_can_be_named_and_keeps_its_arguments(tmp_path: 
     named = answer(capsys, "validate", run, "--recipe", "sines.py:small")
     assert named == answer(capsys, "validate", "runs/sines", "--trust"), "of width 6, as the run says"
     said = refused(capsys, "validate", run, "--recipe", "sine.py:small")
-    assert "sine.py is not a Python file with a recipe." in said
+    assert "sine.py is not a Python file with a recipe: it does not exist." in said
     assert answer(capsys, "resume", run, "--recipe", "sines.py:small", "--epochs", "3")["epoch"] == 3
 
 

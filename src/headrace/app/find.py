@@ -159,7 +159,7 @@ def _module(path: Path) -> ModuleType:
     """A file as a module, which may import what lies beside it, as a script may, unless it is the copy in a run."""
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=_Source(path.stem, str(path)))
     if spec is None or spec.loader is None or path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{path} is not a Python file with a recipe.")
+        raise ConfigError(f"{path} is not a Python file with a recipe{'' if path.exists() else ': it does not exist'}.")
     if path.stem in sys.stdlib_module_names:
         raise ConfigError(f"{path} is called as a module of Python's own. Give the recipe another name.")
     if (other := _installed(path.stem)) is not None and not path.samefile(other):

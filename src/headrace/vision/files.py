@@ -95,8 +95,7 @@ class ImageFiles(Table):
 
     @property
     def encoding(self) -> Encoding:
-        names = {LABEL: self.classes} if LABEL in self.known and self.classes else {}
-        return Encoding(tuple(self.streams), names)
+        return Encoding(tuple(self.streams), {LABEL: self.classes} if LABEL in self.known and self.classes else {})
 
     def take(self, indices: Tensor) -> Batch:
         rows = indices.tolist()
@@ -120,9 +119,7 @@ class ImageFiles(Table):
         """The pixels of an image, (rows, columns, channels), from 0 to 255: uint8, or float32 of a file of 16 bits."""
         declared = self.declared[row] if self.declared else None
         pixels = _read(self.files[row], "L" if self.channels == 1 else "RGB", self.size, declared)
-        if pixels.ndim == 2:  # grey
-            pixels = np.repeat(pixels[..., None], self.channels, axis=2)
-        return pixels
+        return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], self.channels, axis=2)  # one of grey
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels (images, rows, columns, channels) as images (images, channels, rows, columns)."""
