@@ -103,7 +103,7 @@ WRONG = [
     ("both.py", ["2 functions that return a Recipe: one, other. Say both.py:name."]),
     ("both.py:othr", ["unknown recipe 'othr'. Did you mean 'other'?"]),
     ("none.py", ["has no function that returns a Recipe"]),
-    ("singl.py", ["singl.py is not a Python file with a recipe."]),
+    ("singl.py", ["singl.py is not a Python file with a recipe: it does not exist."]),
     ("nowhere/digits.py", ["is not a Python file with a recipe"]),
     ("digits.txt", ["is not a Python file with a recipe"]),
     ("random.py", ["is called as a module of Python's own. Give the recipe another name"]),
