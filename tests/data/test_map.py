@@ -1,5 +1,7 @@
 """A map changes rows as they are read, keeps their number, and knows what it makes."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 from kit.composed import Fields, named, renamed, same, table
@@ -65,7 +67,7 @@ def test_categories_are_those_of_the_streams_that_a_map_leaves() -> None:
 def test_categories_that_a_table_of_ones_own_names_are_those_of_its_views() -> None:
     class Coded(hr.Table):
         streams = (hr.Stream("who", (), "int64"),)
-        categories = {"who": ("ann", "bob")}  # noqa: RUF012
+        categories = MappingProxyType({"who": ("ann", "bob")})
 
         def __len__(self) -> int:
             return 4

@@ -14,8 +14,7 @@ from typing import Any
 from ..errors import ConfigError, RunError, unknown
 from ..store import disk
 from ..store.document import SMALL_BYTES, parse_document, read_document
-from ..store.named import run_path
-from ..store.run import RUN, run_id
+from ..store.run import RUN, refuse_file, run_id
 from ..store.shape import DICT, TEXT, check
 from .parameters import from_yaml
 
@@ -60,8 +59,7 @@ def located(name: str) -> str:
 
 def check_run(run: Path) -> None:
     """Raises unless there is a run in this directory."""
-    if run_path(run).exists() and not run.is_dir():
-        raise RunError(f"{run} is a file; name the directory of a run.")
+    refuse_file(run)
     if not run.is_dir():
         raise RunError(f"there is no run {run}.")
     run_id(run)

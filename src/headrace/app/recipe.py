@@ -126,7 +126,7 @@ class Training:
 
     @property
     def of_fit(self) -> dict[str, Any]:
-        """What goes before the recipe's own of what it passes to `fit`."""
+        """Arguments of `fit`, in place of those that the recipe names."""
         quiet = "json" in self.options or self.options.get("progress") == "off"
         return self._given(*OF_FIT) | ({"progress": False} if quiet else {})
 

@@ -273,9 +273,9 @@ class Table(ABC):
         return fingerprint_of(len(self), *self.streams, *sorted(self.categories.items()), *sorted(self.nulls.items()))
 
 
-def fingerprint_of(*said: object) -> str:
-    """A short hash of bytes, and of the texts of other values."""
-    text = b"\n".join(each if isinstance(each, bytes) else str(each).encode() for each in said)
+def fingerprint_of(*values: object) -> str:
+    """A short hash of these values: of bytes as they are, of others as text."""
+    text = b"\n".join(each if isinstance(each, bytes) else str(each).encode() for each in values)
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 

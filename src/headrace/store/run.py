@@ -225,9 +225,8 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 
 def _refuse_others(path: Path) -> None:
     """Raises on a file, and on a directory that holds something, and is no run."""
+    refuse_file(path)
     if not path.is_dir():
-        if path.exists():
-            raise RunError(f"{path} is a file; name the directory of a run.")
         return
     others = [name for name in os.listdir(path) if name != LOCK and not name.startswith(".")]
     if others and RUN not in others:
@@ -235,6 +234,12 @@ def _refuse_others(path: Path) -> None:
             f"{path} is not a run: it has no {RUN}, and holds {', '.join(sorted(others)[:3])}. "
             "Name a directory that is empty or does not exist."
         )
+
+
+def refuse_file(path: Path) -> None:
+    """Raises if what should be the directory of a run is a file."""
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; name the directory of a run.")
 
 
 def run_id(path: Path) -> str:

@@ -26,8 +26,9 @@ def list_checkpoints(run: str, /, *, json: bool = False) -> int:
     folder = run_path(run)
     check_run(folder)
     found = list[dict[str, Any]]()
-    for place in Store(folder / CHECKPOINTS, run_id(folder)).last_of_steps():
-        path = folder / CHECKPOINTS / place.name
+    store = Store(folder / CHECKPOINTS, run_id(folder))
+    for place in store.last_of_steps():
+        path = store.path / place.name
         with suppress(FileNotFoundError):  # a trainer has let it go meanwhile
             size = sum(file.lstat().st_size for file in path.iterdir())
             written = iso_time((path / COMMIT).lstat().st_mtime)

@@ -85,5 +85,5 @@ def convert(kind: Any, tokens: Sequence[Token]) -> Any:
 
 
 def value_in(token: Token) -> Any:
-    """What a word gives an option: text, or of a switch that stands alone true or false."""
+    """The text that an option is given; true or false for a switch that is given without a value."""
     return token.value if token.implicit_value is UNSET else token.implicit_value

@@ -44,7 +44,7 @@ def versions() -> Iterator[Fact]:
     yield "system", platform.platform(), ""
     extras = dict[str, str]()
     for text in importlib.metadata.requires("headrace") or ():
-        [name, *_], extra = re.findall(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)", text)
+        name, extra = re.findall(r"[\w.-]+", text)[0], re.search(r"extra == ['\"](\w+)", text)
         try:
             installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class OfRecipe:
-    """A command: `run` takes what the command takes by place, then a `Training`, then options of its own."""
+    """A command. `run` is called with the words that stand before options, a `Training`, and options of the command."""
 
     run: Callable[..., int]
     find: Callable[[str, Sequence[str]], Found]
@@ -99,7 +99,7 @@ class OfRecipe:
         return call
 
     def _given_by(self, kind: Any) -> dict[str, Parameter]:
-        """What the command itself takes, by place or as options."""
+        """The parameters of `run` of this kind, by name."""
         return {name: each for name, each in inspect.signature(self.run).parameters.items() if each.kind is kind}
 
     def _parameters(self, function: Callable[..., Any]) -> dict[str, Parameter]:

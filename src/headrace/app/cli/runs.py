@@ -27,8 +27,8 @@ def runs(dir: str = "runs", /, *, json: bool = False) -> int:
 
     if (url := url_of(dir)) is None and not Path(dir).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
-    found = [*(_runs_in(Path(dir)) if url is None else _in_store(url))]
-    found = [each | {"changed": iso_time(each["changed"])} for each in found]
+    listed = _runs_in(Path(dir)) if url is None else _in_store(url)
+    found = [each | {"changed": iso_time(each["changed"])} for each in listed]
     varied = _varied([each["arguments"] for each in found])
     forks = any(each["parents"] for each in found)
     lines = [

@@ -14,8 +14,8 @@ from .options import UsageError
 PREFIX = "HEADRACE_"
 _OF_ENGINES = "TIMEOUT_S"  # after the prefix: no option
 _NEAR = 0.8  # how alike a variable and an option are for one to be a slip of the other
-Found = tuple[str, tuple[str, Any]]
-"""The name of an option, where it has a value, and which, as it is there."""
+NamedValue = tuple[str, tuple[str, Any]]
+"""The name of an option; the place where its value was found, and the value as it is there."""
 
 
 def given_elsewhere(
@@ -25,7 +25,7 @@ def given_elsewhere(
     of_run: Sequence[str],
     asked: Sequence[str],
 ) -> dict[str, Any]:
-    """Plain values of the options that are not `given`, of files that are asked for, of a run, of the environment.
+    """Plain values of the options that are not `given`: from the files `asked` for, a run, or the environment.
 
     Of two files the later one counts. A limit that is given takes the place of all limits that a run began with.
     """
@@ -56,7 +56,7 @@ def _checked(option: Parameter, value: Any, where: str) -> Any:
     return made
 
 
-def _of_environment(options: Mapping[str, Parameter]) -> Iterator[Found]:
+def _of_environment(options: Mapping[str, Parameter]) -> Iterator[NamedValue]:
     """Those of `HEADRACE_LR` and the like; other variables may be another recipe's."""
     names = {name.upper(): name for name in options}
     for variable, text in os.environ.items():
@@ -69,7 +69,7 @@ def _of_environment(options: Mapping[str, Parameter]) -> Iterator[Found]:
             raise ConfigError(f"{variable} is in the environment. Did you mean {PREFIX}{near[0]}?")
 
 
-def _of_files(files: Sequence[str], options: Mapping[str, Parameter]) -> Iterator[Found]:
+def _of_files(files: Sequence[str], options: Mapping[str, Parameter]) -> Iterator[NamedValue]:
     from ..find import PARTS, read_file
 
     for file in files:
