@@ -1,13 +1,21 @@
 """Settings that differ from those of a run: told, one by one, and taken only by one who insists."""
 
+import argparse
+import enum
+import json
 import re
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from kit import small
 from kit.small import data, difference, drive, fit, state
 from torch import nn
@@ -62,6 +70,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"seed": 3}, "seed: 0 in the run, 3 now"),
     ({}, {"order": "none"}, "order: 'full' in the run, 'none' now"),
     ({}, {"target": "z"}, "target: 'y' in the run, 'z' now"),
+    ({}, {"inputs": ["x", "z"]}, r"inputs: \['x'\] in the run, \['x', 'z'\] now"),
     ({}, {"deterministic": True}, "deterministic: False in the run, True now"),
     ({}, {"nonfinite": "skip"}, "nonfinite: 'stop' in the run, 'skip' now"),
     ({}, {"schedule": hr.Cosine()}, "schedule: None in the run"),
@@ -104,7 +113,7 @@ def test_settings_of_one_of_several_optimizers_that_differ_are_named(tmp_path: P
         steps(trainer(0.9), tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [0, 3, 22, 26])
+@pytest.mark.parametrize("number", [0, 3, 23, 27])
 def test_a_setting_that_differs_is_listed_and_only_who_insists_goes_on_with_it(number: int, tmp_path: Path) -> None:
     was, now, told = SETTINGS[number]
     steps(make(**was), tmp_path / "run", 3, validate_every="2 steps", log_every="3 steps")
@@ -160,6 +169,133 @@ def test_how_often_it_saves_and_what_stays_may_change(tmp_path: Path) -> None:
     steps(make(), tmp_path / "run", 3, every="1 step", keep="all")
     steps(make(), tmp_path / "run", every="2 epochs", keep=1, wait=True)
     assert Store(tmp_path / "run" / "checkpoints", None).steps() == [10]
+
+
+# --- what a loss holds ----------------------------------------------------------------------------------------
+
+
+def power(exponent: Any) -> Callable[[Any, Any], Any]:
+    def loss(outputs: Any, target: Any) -> Any:
+        return (outputs - target).abs().pow(exponent).mean()
+
+    return loss
+
+
+def with_default(exponent: float) -> Callable[..., Any]:
+    def loss(outputs: Any, target: Any, by: float = exponent, *, far: float = exponent) -> Any:
+        return (outputs - target).abs().pow(by + far).mean()
+
+    return loss
+
+
+class Scaled:
+    def __init__(self, scale: Any) -> None:
+        self.scale, self._cache = scale, object()
+
+    def __call__(self, outputs: Any, target: Any) -> Any:
+        return self.scale * (outputs - target).square().mean()
+
+    def mean(self, outputs: Any, target: Any) -> Any:
+        return self(outputs, target)
+
+
+class Within(nn.Module):
+    def __init__(self, smoothing: float) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(label_smoothing=smoothing)
+
+    def forward(self, outputs: Any, target: Any) -> Any:
+        return self.loss(outputs, target)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    width: int
+    _hidden: int = 0
+
+
+def lambdas() -> list[Callable[..., Any]]:
+    return [lambda o, t: o + t, lambda o, t: o - t, lambda o, t: o * sum((1, 2)), lambda o, t: o * sum((1, 3))]
+
+
+HELD: list[tuple[Any, Any]] = [
+    *((0.25, 75.0), ((1, 2), (1, 3)), ([1.0], [2.0]), (power(1.0), power(2.0)), (b"a", b"b"), (1j, 2j)),
+    *((torch.tensor([1.0]), torch.tensor([2.0])), (list(range(100)), list(range(101))), (range(3), range(9))),
+    *((Fraction(1, 3), Fraction(2, 3)), (deque([1]), deque([2])), (np.float32(0.1), np.float32(0.2))),
+    *((torch.zeros(100), torch.ones(100)), (torch.zeros(100), torch.zeros(10, 10))),
+    (torch.zeros(100), torch.zeros(100, dtype=torch.float64)),
+    (torch.zeros(100).index_fill(0, torch.tensor(99), 1), torch.zeros(100)),
+    (partial(power, exponent=1.0), partial(power, exponent=2.0)),
+]
+"""What a function may find around it."""
+LOSSES: list[tuple[Any, Any]] = [
+    (hr.CrossEntropy(), 2 * hr.CrossEntropy()),
+    (hr.CrossEntropy() + hr.L2Prior(0.1), hr.CrossEntropy() + hr.L2Prior(0.2)),
+    (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))),
+    (nn.HuberLoss(delta=1.0), nn.HuberLoss(delta=2.0)),
+    (Within(0.1), Within(0.2)),
+    (nn.Sequential(nn.Sequential(nn.Softmax(0))), nn.Sequential(nn.Sequential(nn.Softmax(1)))),
+    *((power(one), power(other)) for one, other in HELD),
+    (with_default(1.0), with_default(2.0)),
+    (hr.RowMean(Scaled(1.0)), hr.RowMean(Scaled(2.0))),
+    (hr.RowMean(Scaled(1.0).mean), hr.RowMean(Scaled(2.0).mean)),
+    (hr.MSE() + hr.RowMean(power([{"b": [1]}])), hr.MSE() + hr.RowMean(power([{"b": [2]}]))),
+    (lambdas()[0], lambdas()[1]),
+    (lambdas()[2], lambdas()[3]),
+    (eval("lambda o, t: o * sum((1, 2))"), eval("lambda o, t: o * sum((1, 3))")),
+]
+
+
+def of_loss(loss: Any) -> Any:
+    return make(lambda: loss).resume_settings
+
+
+@pytest.mark.parametrize(("one", "other"), LOSSES, ids=lambda value: type(value).__name__)
+def test_whatever_a_loss_holds_is_a_setting(one: Any, other: Any) -> None:
+    assert config.differences(of_loss(one), of_loss(other))
+    assert of_loss(one) == of_loss(one)
+
+
+def test_weights_that_a_function_holds_and_arguments_that_it_does_not_read_are_no_settings() -> None:
+    """Weights are made anew, and loaded, when a run goes on."""
+    for held in (lambda: nn.Parameter(torch.rand(2)), lambda: nn.Linear(2, 2), lambda: [nn.Parameter(torch.rand(2))]):
+        assert of_loss(power(held())) == of_loss(power(held()))
+
+    def with_arguments(alpha: float, epochs: int) -> Any:
+        arguments = argparse.Namespace(alpha=alpha, epochs=epochs)
+        return of_loss(lambda outputs, targets: ((outputs - targets) * arguments.alpha).square().mean())
+
+    assert with_arguments(1.0, 10) == with_arguments(1.0, 20) != with_arguments(2.0, 10)
+
+
+VALUES: list[tuple[Any, Any]] = [
+    *((value, value) for value in (None, True, 0.1, "α")),
+    ({1: (2,)}, {"1": [2]}),
+    ({"b", "a", "c"}, ["a", "b", "c"]),
+    (np.float64(0.1), 0.1),
+    (np.array([[1, 2]]), [[1, 2]]),
+    (torch.tensor(0.5), 0.5),
+    (torch.bfloat16, "torch.bfloat16"),
+    (torch.device("cpu"), "cpu"),
+    (hr.Length(2, "epochs"), "2 epochs"),
+    (Colour.RED, "Colour.RED"),
+    (Scaled(0.5), {"kind": "Scaled", "scale": 0.5}),
+    (Slotted(3), {"kind": "Slotted", "width": 3}),
+]
+
+
+def test_settings_are_shown_as_json_and_yaml_have_them() -> None:
+    values, shown = zip(*VALUES, strict=True)
+    found = of_loss(hr.RowMean(Scaled([*values])))
+    assert found["loss"]["fn"] == {"kind": "Scaled", "scale": [*shown]}
+    assert json.loads(json.dumps(found)) == yaml.safe_load(yaml.safe_dump(found)) == found
+    loop = Scaled(1.0)
+    loop.scale = {"self": loop}
+    assert len(json.dumps(of_loss(hr.RowMean(loop)))) < 10_000
 
 
 # --- limits -------------------------------------------------------------------------------------------------
