@@ -66,11 +66,5 @@ def run(book: Any, room: Path) -> None:
     client.execute(env=environment)
 
 
-def printed(book: Any) -> str:
-    """What the cells of a notebook have printed."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-
-
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -86,17 +86,5 @@ def test_a_notebook_has_the_cells_of_its_example_and_what_it_printed(notebooks: 
         assert '"error"' not in json.dumps([cell.get("outputs") for cell in stored["cells"]])
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
-def test_a_notebook_runs_and_learns(notebooks: ModuleType, tmp_path: Path) -> None:
-    name = "tabular"
-    book = notebooks.notebook((ROOT / "examples" / f"{name}.py").read_text())
-    notebooks.run(book, tmp_path)
-    what, enough = LEARNT[name]
-    found = re.fullmatch(rf"{what} (\d\.\d+)", notebooks.printed(book).splitlines()[-1])
-    assert found is not None
-    assert enough <= float(found[1]) <= 1
-
-
 def test_every_example_is_run() -> None:
     assert {example.stem for example in EXAMPLES} == {*LEARNT, "tune_with_optuna"}

@@ -25,7 +25,7 @@ from kit.sequence_parts import (
     tagger,
     weights,
 )
-from kit.small import stop_and_resume
+from kit.small import Parts, stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -36,25 +36,15 @@ from headrace.data.sparse import Sparse
 
 
 def test_a_bag_of_words_is_what_a_dense_layer_makes_of_the_dense_rows() -> None:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.out = nn.EmbeddingBag(WORDS, 5, mode="sum"), nn.Linear(5, 2)
-
-        def forward(self, words: Sparse) -> Tensor:
-            return self.out(self.table(**words.bag()))
-
-    class Dense(Bag):
-        def forward(self, words: Tensor) -> Tensor:
-            return self.out(words @ self.table.weight)
-
+    bag = lambda self, words: self.out(self.table(**words.bag()))  # noqa: E731
+    dense = lambda self, words: self.out(words @ self.table.weight)  # noqa: E731
     counts = Sparse(IDS, torch.rand(ITEMS, generator=GENERATOR), OFFSETS, WORDS)
     y = torch.arange(ROWS) % 2
     for sparse in (counts, Sparse(IDS, None, OFFSETS, WORDS), OPEN_BAG):
         found = []
-        for kind, words, microbatch in ((Dense, sparse.to_dense(), None), (Bag, sparse, None), (Bag, sparse, 5)):
+        for call, words, microbatch in ((dense, sparse.to_dense(), None), (bag, sparse, None), (bag, sparse, 5)):
             torch.manual_seed(0)
-            model = kind()
+            model = Parts(call, table=nn.EmbeddingBag(WORDS, 5, mode="sum"), out=nn.Linear(5, 2))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
             trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=16, microbatch=microbatch)
             history = trainer.fit({"words": words, "y": y}, epochs=2, progress=False)
@@ -166,8 +156,8 @@ def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(
     def trainer() -> hr.Trainer:
         torch.manual_seed(0)
         model = Dropped(TAGS, "Ragged")
-        metrics = {"right": Right()}
-        return make(model, hr.CrossEntropy(), "tags", microbatch=7, macrobatch=40, metrics=metrics, order="full")
+        options = {"microbatch": 7, "macrobatch": 40, "metrics": ["accuracy"], "order": "full"}
+        return make(model, hr.CrossEntropy(), "tags", **options)
 
     def data() -> Any:
         return hr.Reader(table(OPEN), seed=2, count=count)
@@ -178,26 +168,3 @@ def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(
 class Dropped(Tagger):
     def forward(self, tokens: Ragged) -> Any:
         return super().forward(tokens).with_values(F.dropout(super().forward(tokens).values, 0.2, self.training))
-
-
-class Right:
-    """The share of items that are right."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.right = self.items = 0
-
-    def update(self, outputs: Tensor, target: Tensor) -> None:
-        self.right += int((outputs.argmax(dim=1) == target).sum())
-        self.items += len(target)
-
-    def compute(self) -> float:
-        return self.right / self.items
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"right": self.right, "items": self.items}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.right, self.items = state["right"], state["items"]

@@ -31,6 +31,7 @@ from torch.optim import SGD
 from torch.optim import optimizer as of_torch
 
 import headrace as hr
+from kit.small import Parts as Layers
 
 IMPORTS = """
 import builtins, collections, contextlib, ctypes, enum, math, os, random
@@ -169,19 +170,6 @@ class Target(Net):
             self.write(x)
         hidden = self.enter(x) + 0.1 * self.slow(x) + 0.1 * F.linear(x, self.target)
         return self.leave(torch.relu(hidden))
-
-
-class Layers(nn.Module):
-    """Layers by name, used as a function says."""
-
-    def __init__(self, call: Callable[[Any, Tensor], Tensor], **layers: nn.Module) -> None:
-        super().__init__()
-        self.call = call
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.call(self, x)
 
 
 class Own(hr.Objective):

@@ -37,14 +37,14 @@ sys.exit(status)
 
 
 @contextmanager
-def commands(limit_s: float) -> Iterator[Path]:
-    """A directory for PATH, with the commands, which work for so long."""
+def commands() -> Iterator[Path]:
+    """A directory for PATH, with the commands."""
     with tempfile.TemporaryDirectory() as at:  # with a short path, as a socket needs
         place = Path(at)
         for name in ("headrace", "python"):
             (place / name).write_text(COMMAND)
             (place / name).chmod(0o755)
-        with forked.start(_serve, place, place / "socket", limit_s=limit_s) as child:
+        with forked.start(_serve, place, place / "socket") as child:
             child.until("ready")
             yield place
 

@@ -1,4 +1,4 @@
-"""Starts processes for tests, forked from a server that has imported torch, with a time limit for each.
+"""Starts processes for tests, forked from a server that has imported torch; every wait for one has a limit.
 
 `start(function, ...)` calls a function of the test's module in a new process, `start_script(path)` runs a script. The
 process sends lines to the test with `tell` and waits for one from it with `hear`. It ends as any program does: Python
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-LIMIT_S = 400.0  # of a process, and of every wait of a test for it: no test waits for it to be over
+LIMIT_S = 400.0  # of every wait of a test for a process: no test waits for it to be over
 GONE_S = 60.0  # time that its process group has to end after it
 _MESSAGE = 1 << 16
 _SUBREAPER = 36  # of prctl
@@ -106,9 +106,7 @@ class Child:
             if not ready:
                 self._show_stacks()
             assert ready, f"still running after {limit_s:g} s, having told {self.told}\n{self.output}"
-            news = self._news()
-            assert not news["late"], f"ended at its time limit, having told {self.told}\n{self.output}"
-            self._code = int(news["code"])
+            self._code = int(self._news()["code"])
         return self._code
 
     def ending(self, limit_s: float = LIMIT_S) -> int:
@@ -145,25 +143,23 @@ class Child:
 
 
 @contextmanager
-def start(function: Callable[..., None], at: Path, *arguments: Any, limit_s: float = LIMIT_S) -> Iterator[Child]:
+def start(function: Callable[..., None], at: Path, *arguments: Any) -> Iterator[Child]:
     """A process that calls a function of a test's module; what it prints is written into the directory `at`."""
     job = {"file": function.__code__.co_filename, "name": function.__qualname__}
-    with _started(job | {"arguments": [_plain(argument) for argument in arguments]}, at, limit_s) as child:
+    with _started(job | {"arguments": [_plain(argument) for argument in arguments]}, at) as child:
         yield child
 
 
 @contextmanager
-def start_script(
-    path: Path, *arguments: str, environment: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
-) -> Iterator[Child]:
+def start_script(path: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Child]:
     """A process whose `__main__` is a script, in its directory, perhaps with other variables than the tests have."""
     job = {"file": str(path), "name": None, "arguments": arguments, "environment": environment and dict(environment)}
-    with _started(job, path.parent, limit_s) as child:
+    with _started(job, path.parent) as child:
         yield child
 
 
 @contextmanager
-def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
+def _started(job: dict[str, Any], at: Path) -> Iterator[Child]:
     output = at / f"output-{len(list(at.glob('output-*')))}.txt"
     reading, writing = os.pipe()
     hearing, saying = os.pipe()
@@ -171,7 +167,7 @@ def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
     wait_for_server()
     with open(output, "wb") as printed:
         given = [writing, hearing, theirs.fileno(), printed.fileno()]
-        socket.send_fds(server(), [json.dumps(job | {"limit_s": limit_s}).encode()], given)
+        socket.send_fds(server(), [json.dumps(job).encode()], given)
     for descriptor in (writing, hearing):
         os.close(descriptor)
     theirs.close()
@@ -275,7 +271,7 @@ def take_over() -> None:
 
 
 def serve() -> None:
-    """Forks a process for each request of a test, and ends it at its limit, until the test process has ended.
+    """Forks a process for each request of a test, until the test process has ended.
 
     It also reaps processes whose parents have ended: the init process may leave them in the table for seconds.
     """
@@ -293,7 +289,7 @@ def serve() -> None:
     watched: dict[int, _Watched] = {}
     while True:
         news: list[Any] = [one.news for one in watched.values() if not one.over]
-        ready = select.select([server, woken, *news], [], [], _next(watched))[0]
+        ready = select.select([server, woken, *news], [], [])[0]
         if woken in ready:
             os.read(woken, _MESSAGE)
         _reap(watched)
@@ -328,22 +324,19 @@ def serve() -> None:
             return
         for descriptor in (lines, orders, output):
             os.close(descriptor)
-        watched[child] = _Watched(child, socket.socket(fileno=status), time.monotonic() + job["limit_s"])
+        watched[child] = _Watched(child, socket.socket(fileno=status))
 
 
 class _Watched:
-    """A forked process, which is killed at its limit, or when its test has ended."""
+    """A forked process, which is killed when its test has ended."""
 
-    def __init__(self, pid: int, news: socket.socket, end: float) -> None:
-        self.pid, self.news, self.end = pid, news, end
-        self.over = self.late = False
+    def __init__(self, pid: int, news: socket.socket) -> None:
+        self.pid, self.news, self.over = pid, news, False
         with suppress(OSError):
             news.send(json.dumps({"pid": pid}).encode())
 
     def look(self, ready: Collection[Any]) -> None:
-        late = time.monotonic() >= self.end
-        if not self.over and (late or self.news in ready):
-            self.late = late
+        if not self.over and self.news in ready:
             self.kill()
 
     def kill(self) -> None:
@@ -354,14 +347,8 @@ class _Watched:
 
     def ended(self, code: int) -> None:
         with suppress(OSError):
-            self.news.send(json.dumps({"code": code, "late": self.late}).encode())
+            self.news.send(json.dumps({"code": code}).encode())
         self.news.close()
-
-
-def _next(watched: dict[int, _Watched]) -> float | None:
-    """The seconds until the next limit."""
-    ends = [one.end for one in watched.values() if not one.over]
-    return max(0.0, min(ends) - time.monotonic()) if ends else None
 
 
 def _reap(watched: dict[int, _Watched]) -> None:

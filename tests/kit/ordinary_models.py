@@ -37,7 +37,6 @@ ROWS = {"x": _random(N, WIDTH), "y": Y}
 SERIES = {"x": _random(N, STEPS, WIDTH), "y": Y}
 TWO = {"a": _random(N, WIDTH), "b": _random(N, 4, seed=3), "y": Y, "wanted": _random(N, 4, seed=3)}
 VALUES = {"x": _random(N, WIDTH), "y": _random(N, 1, seed=4)}
-WEIGHED = {"x": _random(N, WIDTH), "y": Y, "w": _random(N, seed=5).abs()}
 MASKED = {"x": _random(N, STEPS, WIDTH), "mask": _whole(2, N, STEPS).bool(), "y": Y}
 
 
@@ -353,12 +352,7 @@ ORDINARY.update(
         "function_as_loss": Ordinary(sequential, loss=lambda: scaled_loss),
         "lambda_as_loss": Ordinary(sequential, loss=lambda: lambda out, y: F.cross_entropy(out, y) * 2.0),
         "module_as_loss": Ordinary(sequential, loss=Focal),
-        "loss_of_torch": Ordinary(sequential, loss=lambda: nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3]))),
-        "loss_with_a_prior": Ordinary(sequential, loss=lambda: hr.CrossEntropy() + hr.L2Prior(1e-3)),
-        "weights_of_rows": Ordinary(sequential, WEIGHED, lambda: hr.CrossEntropy(weight="w")),
-        "squared_error": Ordinary(lambda: sequential(1), VALUES, hr.MSE),
         "huber": Ordinary(lambda: sequential(1), VALUES, lambda: F.smooth_l1_loss),
-        "mean_of_rows": Ordinary(lambda: sequential(1), VALUES, lambda: hr.RowMean(F.l1_loss)),
         "penalised": Ordinary(sequential, loss=Penalised),
     }
 )

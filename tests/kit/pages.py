@@ -41,7 +41,7 @@ def run_page(page: str, room: Path, limit_s: float = 400.0) -> int:
     The number of outputs that were compared.
     """
     port, printed, compared = str(free_port()), "", 0
-    with commands(3 * limit_s) as place:
+    with commands() as place:
         for block in blocks(page):
             text = block.text.replace("8000", port)
             if block.language == "python" and block.title:

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Collection, Iterable
+from itertools import product
 from typing import Any
 
 EVERY = "HEADRACE_TESTS_EVERY"
@@ -25,6 +26,14 @@ def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int | None 
     others = sorted(set(range(len(cases))).difference(kept))
     random.Random(len(cases)).shuffle(others)  # neighbours are alike, and a share should hold some of every kind
     return [cases[n] for n in sorted([*kept, *(others[::of] if of else ())])]
+
+
+def each(*lists: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Returns a few combinations that have every value of every list, always the same ones. Nightly, all run."""
+    columns = [list(values) for values in lists]
+    if EVERY in os.environ:
+        return list(product(*columns))
+    return [tuple(column[k % len(column)] for column in columns) for k in range(max(map(len, columns)))]
 
 
 def nightly(*cases: Any) -> list[Any]:

@@ -116,9 +116,6 @@ class Case(NamedTuple):
         return tagger(self.outputs, form, self.squeeze)
 
 
-CLASSES = torch.tensor([1.0, 0.3, 2.0])
-
-
 def over(each: Tensor, weight: Tensor) -> Tensor:
     """A weighted mean."""
     weight = weight.to(each.dtype).view(*weight.shape, *[1] * (each.dim() - weight.dim())).expand_as(each)
@@ -149,15 +146,6 @@ CASES = {
         "ignored",
         TAGS,
         lambda o, t, m, r, i: over(entropy(o, t, ignore_index=-1), m & (t != -1)),
-    ),
-    "class_weights": Case(
-        hr.CrossEntropy(class_weights=CLASSES), "tags", TAGS, lambda o, t, m, r, i: over(entropy(o, t), CLASSES[t] * m)
-    ),
-    "smoothed": Case(
-        hr.CrossEntropy(label_smoothing=0.2),
-        "tags",
-        TAGS,
-        lambda o, t, m, r, i: over(entropy(o, t, label_smoothing=0.2), m),
     ),
     "weights of rows": Case(
         hr.CrossEntropy(weight="by_row"), "tags", TAGS, lambda o, t, m, r, i: over(entropy(o, t), m * r)

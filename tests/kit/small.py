@@ -41,6 +41,19 @@ def model(*, norm: bool = False, dropout: float = 0.0, features: int = FEATURES,
     return nn.Sequential(nn.Linear(features, 8), *between, nn.Linear(8, CLASSES))
 
 
+class Parts(nn.Module):
+    """Modules by name, used as a function says."""
+
+    def __init__(self, call: Callable[[Any, Any], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.call = call
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Any) -> Any:
+        return self.call(self, x)
+
+
 def momentum(of: nn.Module | Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(of.parameters() if isinstance(of, nn.Module) else of, lr=0.1, momentum=0.9)
 

@@ -15,7 +15,7 @@ import headrace as hr
 from headrace.loss import tally
 from headrace.step.guard import DeviceGuard
 from kit import own_data
-from kit.small import adam, momentum
+from kit.small import Parts, adam, momentum
 
 ROWS, BATCH, MICRO, EPOCHS = 38, 4, 2, 3
 STEPS = EPOCHS * -(-ROWS // BATCH)
@@ -76,17 +76,14 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
-class Lonely(nn.Module):
+def lonely() -> Any:
     """Tolerates a batch of one row, has a part that is frozen and one that is never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen, self.unused = nn.Linear(6, 8), nn.Linear(3, 3)
-        self.frozen.requires_grad_(False)
-        self.rest = nn.Sequential(nn.LayerNorm(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rest(self.frozen(x))
+    return Parts(
+        lambda self, x: self.rest(self.frozen(x)),
+        frozen=nn.Linear(6, 8).requires_grad_(False),
+        unused=nn.Linear(3, 3),
+        rest=nn.Sequential(nn.LayerNorm(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)),
+    )
 
 
 class Scale(nn.Module):
@@ -100,17 +97,15 @@ class Scale(nn.Module):
         return x * self.scale
 
 
-class Images(nn.Module):
+def images() -> nn.Module:
     """Convolutions whose weights lie in memory with the channels last."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(2, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, (1, 2)))
-        self.to(memory_format=torch.channels_last)
+    def call(self: Any, x: Tensor) -> Any:
+        pixels = x.view(-1, 2, 3, 1).expand(-1, -1, -1, 3).contiguous(memory_format=torch.channels_last)
+        return self.layers(pixels).mean(dim=(2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        images = x.view(-1, 2, 3, 1).expand(-1, -1, -1, 3).contiguous(memory_format=torch.channels_last)
-        return self.layers(images).mean(dim=(2, 3))
+    layers = nn.Sequential(nn.Conv2d(2, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, (1, 2)))
+    return Parts(call, layers=layers).to(memory_format=torch.channels_last)
 
 
 class Remembers(nn.Module):
@@ -280,7 +275,7 @@ def with_objective() -> Case:
 
 def of_groups() -> Case:
     """Rates that are tensors, several groups, and a parameter without dimensions."""
-    model = Lonely()
+    model = lonely()
     model.rest.append(Scale())
     rest, last = list(model.rest[:-2].parameters()), list(model.rest[-2:].parameters())
     groups = [{"params": rest}, {"params": last, "lr": torch.tensor(0.05), "weight_decay": 0.1}]
@@ -337,10 +332,10 @@ def scheduler(make: Callable[..., Any], **options: Any) -> Callable[[], Case]:
 
 CASES: dict[str, Callable[[], Case]] = {
     "table": lambda: Case(trainer(network())),
-    "source that ends": lambda: Case(trainer(Lonely()), Ends()),
-    "source that goes on": lambda: Case(trainer(Lonely()), GoesOn()),
-    "source that ends, in macrobatches": lambda: Case(trainer(Lonely(), macrobatch=12), Ends()),
-    "source that goes on, in macrobatches": lambda: Case(trainer(Lonely(), macrobatch=12), GoesOn()),
+    "source that ends": lambda: Case(trainer(lonely()), Ends()),
+    "source that goes on": lambda: Case(trainer(lonely()), GoesOn()),
+    "source that ends, in macrobatches": lambda: Case(trainer(lonely(), macrobatch=12), Ends()),
+    "source that goes on, in macrobatches": lambda: Case(trainer(lonely(), macrobatch=12), GoesOn()),
     "reader of one epoch": lambda: Case(trainer(network()), hr.Reader(hr.ArrayTable(DATA), max_epochs=1)),
     "table read by a thread": lambda: Case(
         trainer(network(), order="blocks", seed=5, macrobatch=8), in_blocks_elsewhere()
@@ -364,7 +359,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "no arena": optimizer(adam, arena=False),
     "groups": of_groups,
     "sparse": sparse,
-    "channels last": lambda: Case(trainer(Images())),
+    "channels last": lambda: Case(trainer(images())),
     "skipping": skipping,
     "guard of a device": on_device,
     "updates of its own": twice,

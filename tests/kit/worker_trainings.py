@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import headrace as hr
 from headrace.engines.network import Network
 from kit import bare_workers
+from kit.small import Parts, same
 
 ROWS, BATCH, EPOCHS = 43, 12, 2
 UPDATES = 4  # in an epoch, the last of 7 rows
@@ -76,16 +77,14 @@ def convolutions() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), *head)
 
 
-class TwoHeads(nn.Module):
+def two_heads() -> nn.Module:
     """A class and two numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.classes, self.numbers = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def call(self: Any, x: Tensor) -> dict[str, Tensor]:
         hidden = torch.tanh(self.body(x))
         return {"classes": self.classes(hidden), "numbers": self.numbers(hidden)}
+
+    return Parts(call, body=nn.Linear(FEATURES, 6), classes=nn.Linear(6, CLASSES), numbers=nn.Linear(6, 2))
 
 
 class Gated(nn.Module):
@@ -117,14 +116,12 @@ class Tagger(nn.Module):
         return tokens.with_padded(self.out(states))
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inward, self.out = nn.Linear(5, 16), nn.Linear(16, 3)
-        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
-
-    def forward(self, x: Tensor) -> Any:
+def attention() -> nn.Module:
+    def call(self: Any, x: Tensor) -> Any:
         return self.out(self.layer(self.inward(x.view(-1, 4, 5))).mean(dim=1))
+
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    return Parts(call, inward=nn.Linear(5, 16), out=nn.Linear(16, 3), layer=layer)
 
 
 class Measured(nn.Module):
@@ -244,7 +241,7 @@ WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)  # sums of single p
 ALIKE: dict[str, Case] = {
     "plain": Case(),
     "adam": Case(optimizer=adam),
-    "several terms": Case(TwoHeads, several_terms, metrics=()),
+    "several terms": Case(two_heads, several_terms, metrics=()),
     "class weights": Case(loss=lambda: hr.CrossEntropy(class_weights=WEIGHTS)),
     "ignored": Case(loss=lambda: hr.CrossEntropy(target="some", ignore_index=-1), metrics=()),
     "row weights": Case(loss=lambda: hr.CrossEntropy(weight="by_row")),
@@ -257,7 +254,7 @@ ALIKE: dict[str, Case] = {
     "frozen": Case(frozen),
     "rare": Case(Gated),
     "rare, adam": Case(Gated, optimizer=adam),
-    "two optimizers": Case(TwoHeads, two_objectives, by_head, metrics=()),
+    "two optimizers": Case(two_heads, two_objectives, by_head, metrics=()),
     "loose": Case(settings={"arena": False}),
     "torch's loss": Case(loss=nn.CrossEntropyLoss),
     "microbatches": Case(settings={"microbatch": 2}),
@@ -275,8 +272,8 @@ IN_PARTS: dict[str, Case] = {name: ALIKE[name] for name in SHARED} | {
         data=partial(sequences, least=1),
         metrics=(),
     ),
-    "transformer, dropout": Case(Attention, optimizer=adam),
-    "transformer without a tape": Case(Attention, optimizer=adam, settings={"tape": False}),
+    "transformer, dropout": Case(attention, optimizer=adam),
+    "transformer without a tape": Case(attention, optimizer=adam, settings={"tape": False}),
     "numbers": Case(partial(perceptron, 2), lambda: hr.MSE(target="number"), metrics={"number": ["mae", "r2"]}),
     "bf16": Case(settings={"precision": "bf16"}),
     "fp16": Case(settings={"precision": "fp16"}),
@@ -417,9 +414,4 @@ def train_in_parts(name: str, fit: Mapping[str, Any], parts: int | None = PARTS)
 
 def differing(one: Bits, other: Bits) -> list[str]:
     """What is not the same to the last bit."""
-    both = one.keys() & other.keys()
-    return sorted([*(one.keys() ^ other.keys()), *(name for name in both if _bytes(one[name]) != _bytes(other[name]))])
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return sorted(name for name in one.keys() | other.keys() if not same(one.get(name), other.get(name)))

@@ -71,14 +71,8 @@ def test_an_l2_prior_is_weight_decay_once_per_update(biases: bool, microbatch: i
     assert losses["total_loss"] == pytest.approx(losses["cross_entropy"] + losses["l2_prior"])
 
 
-class Normed(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(K, K), nn.LayerNorm(K), nn.Linear(K, K))
-        self.double()
-
-
 def test_a_prior_takes_in_gains_and_biases_by_argument_and_no_frozen_weights() -> None:
-    model: Any = Normed()
+    model: Any = nn.Sequential(nn.Linear(K, K), nn.LayerNorm(K), nn.Linear(K, K)).double()
     weights = 0.5 * sum((model[k].weight ** 2).sum().item() for k in (0, 2))
     biases = 0.5 * sum((model[k].bias ** 2).sum().item() for k in range(3))
     for gains, biased, expected in (

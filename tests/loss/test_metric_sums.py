@@ -236,18 +236,6 @@ def test_sums_are_read_go_on_start_anew_and_know_nothing_of_their_twins() -> Non
     assert own.rows == []
 
 
-def test_twins_that_were_fed_on_several_workers_add_up_also_where_their_blocks_were_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("headrace.loss.tally.BLOCK_BYTES", 1)
-    wanted = ["accuracy", "f1:macro", "error:macro", "auroc", "confusion"]
-    twins, joined = [metric_sums(wanted, "classes") for _ in range(2)], metric_sums(wanted, "classes")
-    for twin, part in zip(twins, (slice(40), slice(40, None)), strict=True):
-        twin.add_rows(X[part], Y[part])
-    joined.join([twin.state_dict() for twin in twins])
-    expect(joined.compute(), scores(wanted, X, Y, "classes"))
-
-
 @pytest.mark.parametrize(
     ("block_bytes", "rows"), [(16 << 20, [61]), (20 * 16, [27, 27, 7]), (1, [9] * 6 + [7])], indirect=["block_bytes"]
 )

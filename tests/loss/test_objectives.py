@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import stop_and_resume
+from kit.small import Parts, stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -24,12 +24,6 @@ def net(*sizes: int) -> nn.Sequential:
     for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
-
-
-def batches(epochs: int = 2) -> list[Tensor]:
-    order = hr.Order(ROWS)
-    rows = [torch.from_numpy(order.indices(epoch, 0, ROWS)) for epoch in range(epochs)]
-    return [part for epoch in rows for part in epoch.split(BATCH)]
 
 
 class Distil(hr.Objective):
@@ -54,45 +48,23 @@ class Distil(hr.Objective):
         return {"soft": float(batch.rows), "hard": float(batch.rows)}
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("microbatch", [None, 10])
-def test_distillation_from_a_frozen_teacher(microbatch: int | None) -> None:
-    torch.manual_seed(2)
-    teacher, ours = net(8, 32, 4), net(8, 4)
-    raw = net(8, 4)
-    raw.load_state_dict(ours.state_dict())
-    before = [p.clone() for p in teacher.parameters()]
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    trainer = hr.Trainer(ours, Distil(teacher), optimizer, batch_size=BATCH, microbatch=microbatch, metrics="accuracy")
-    history = trainer.fit((X, Y), (X, Y), epochs=2, progress=False)
-    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
-    for rows in batches():
-        optimizer.zero_grad()
-        student, target = raw(X[rows]), teacher(X[rows]).log_softmax(dim=1)
-        soft = F.kl_div(student.log_softmax(dim=1), target, log_target=True, reduction="batchmean")
-        (0.5 * soft + F.cross_entropy(student, Y[rows])).backward()
-        optimizer.step()
-    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
-    assert all(torch.equal(p, q) for p, q in zip(teacher.parameters(), before, strict=True))
-    accuracy = (ours(X).argmax(dim=1) == Y).float().mean()
-    assert history.last["val/accuracy"] == pytest.approx(float(accuracy))
-    assert {"train/loss/soft", "train/loss/hard", "train/accuracy"} <= history.last.keys()
-
-
-@pytest.mark.parametrize("microbatch", [None, 10])
-def test_an_objective_has_a_prior_and_a_term_of_ours_of_its_outputs(microbatch: int | None) -> None:
+def test_an_objective_has_a_term_of_ours_of_its_outputs_and_a_prior_whose_weight_is_not_known(
+    microbatch: int | None, known: bool
+) -> None:
     prior_of, other_of = hr.L2Prior(0.2), 0.5 * hr.CrossEntropy(label_smoothing=0.1, target="z")
 
     class More(Distil):
         def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
             terms = super().terms(model, batch)
             terms["cross_entropy"] = other_of.term(model, terms.outputs, batch)
-            if model.training:
+            if model.training and not known:
                 terms["l2_prior"] = prior_of.term(model, None, batch)
             return terms
 
         def weights(self, batch: hr.Batch) -> dict[str, Any]:
-            return {}
+            return {**super().weights(batch), "cross_entropy": other_of.weight(batch)} if known else {}
 
     torch.manual_seed(2)
     teacher, ours = net(8, 32, 4), net(8, 4)
@@ -106,12 +78,12 @@ def test_an_objective_has_a_prior_and_a_term_of_ours_of_its_outputs(microbatch: 
     student, target = raw(X), teacher(X).log_softmax(dim=1)
     soft = F.kl_div(student.log_softmax(dim=1), target, log_target=True, reduction="batchmean")
     hard, other = F.cross_entropy(student, Y), F.cross_entropy(student, Y.flip(0), label_smoothing=0.1)
-    prior = 0.1 * next(raw.parameters()).square().sum()
+    prior = 0.0 if known else 0.1 * next(raw.parameters()).square().sum()
     (0.5 * soft + hard + 0.5 * other + prior).backward()
     for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
         assert q.grad is not None
         torch.testing.assert_close(p, q - 0.1 * q.grad, rtol=1e-5, atol=1e-6)
-    shown = {"soft": soft, "hard": hard, "cross_entropy": other, "l2_prior": prior}
+    shown = {"soft": soft, "hard": hard, "cross_entropy": other} | ({} if known else {"l2_prior": prior})
     assert losses == pytest.approx(
         {"total_loss": losses["total_loss"], **{k: v.item() for k, v in shown.items()}}, rel=1e-5
     )
@@ -159,13 +131,8 @@ def test_weights_of_other_terms_than_there_are_is_refused(names: list[str]) -> N
 DATA = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}
 
 
-class GAN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator, self.critic = net(3, 16, 8), net(8, 16, 1)
-
-    def forward(self, z: Tensor) -> Any:
-        return self.generator(z)
+def gan() -> nn.Module:
+    return Parts(lambda self, z: self.generator(z), generator=net(3, 16, 8), critic=net(8, 16, 1))
 
 
 class Judge(hr.Objective):
@@ -212,18 +179,18 @@ def test_one_of_two_optimizers_is_used_at_every_third_step_also_after_a_resume(t
 
     def make() -> hr.Trainer:
         torch.manual_seed(6)
-        return make_gan(GAN())
+        return make_gan(gan())
 
     seen = [(info.step, *info.losses) for info in make().steps(DATA, epochs=3)]
     assert [step for step, *names in seen if "generator" in names] == [3, 6, 9]
     stop_and_resume(make, [1, 2, 3, 4, 8], tmp_path, DATA, every="1 step", epochs=3)
     with pytest.raises(hr.CheckpointError, match=r"optimizer.generator.every: 3 in the run, 2 now"):
-        make_gan(GAN(), "2 steps").fit(DATA, epochs=3, run=tmp_path / "resumed", progress=False)
+        make_gan(gan(), "2 steps").fit(DATA, epochs=3, run=tmp_path / "resumed", progress=False)
 
 
 @pytest.mark.filterwarnings("error")
 def test_an_optimizer_that_is_not_used_yet_has_its_schedule() -> None:
-    trainer = make_gan(GAN())
+    trainer = make_gan(gan())
     trainer.schedule = hr.Schedule(lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5), every="1 step")
     trainer.fit(DATA, steps=4, progress=False)
     assert [o.param_groups[0]["lr"] for o in trainer.optimizers.values()] == [2.5e-4, 2.5e-4]
@@ -234,7 +201,7 @@ def test_an_optimizer_that_is_not_used_yet_has_its_schedule() -> None:
 def test_workers_use_an_optimizer_at_the_same_steps(strategy: Any) -> None:
     def train() -> tuple[list[Tensor], list[int]]:
         torch.manual_seed(6)
-        model = GAN()
+        model = gan()
         trainer = make_gan(model, strategy=strategy())
         steps = trainer.steps(DATA, epochs=3)
         used = [info.step for info in steps if "generator" in info.losses]
@@ -259,10 +226,10 @@ EVERY: list[tuple[Any, str]] = [
 def test_steps_between_uses_of_an_optimizer_that_cannot_be_are_refused() -> None:
     for every, message in EVERY:
         with pytest.raises(hr.ConfigError, match=message):
-            make_gan(GAN(), every)
+            make_gan(gan(), every)
     optimizers = {name: (torch.optim.SGD(net(2, 2).parameters(), 0.1), "2 steps") for name in BOTH}
     with pytest.raises(hr.ConfigError, match="no optimizer= is used at each step"):
-        hr.Trainer(GAN(), BOTH, optimizers)
+        hr.Trainer(gan(), BOTH, optimizers)
 
 
 class Gives(hr.Objective):

@@ -30,12 +30,10 @@ from kit.recorded import (
     train,
 )
 from kit.sampled import sampled
-from kit.small import same
+from kit.small import Parts, same
 from kit.torch_workers import with_forks
-from torch import nn
 
 import headrace as hr
-from headrace.data.orders import MixOrder
 from headrace.errors import RunError
 from headrace.record.verify import differences
 from headrace.store.checkpoints import Store
@@ -181,14 +179,6 @@ def test_a_row_is_found_below_splits_filters_and_mixes(tmp_path: Path) -> None:
         run.origin(0, [{"x": torch.ones(2, 20), "y": torch.zeros(2, dtype=torch.int64)}])
 
 
-def test_a_mix_knows_where_every_row_stands() -> None:
-    order = MixOrder([50, 301], [5, 1], rows=700, seed=2)
-    for epoch in range(3):
-        rows = order.indices(epoch, 0, order.n).tolist()
-        for row in (0, 13, 49, 50, 350):
-            assert order.positions(epoch, row) == [k for k, each in enumerate(rows) if each == row]
-
-
 # --- states of steps, and causes of losses ------------------------------------------------------------------
 
 
@@ -224,22 +214,11 @@ def test_a_poisoned_row_is_named(kind: str, tmp_path: Path) -> None:
     assert f"step {step}" in str(found)
 
 
-class Twice(nn.Module):
-    """Two classifiers of the same rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = noisy(), plain()
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"one": self.one(x), "other": self.other(x)}
-
-
 @pytest.mark.parametrize("keyed", [False, True], ids=["one loss", "a loss for each"])
 def test_a_poisoned_row_is_named_where_there_are_several_optimizers(keyed: bool, tmp_path: Path) -> None:
     def trainer() -> hr.Trainer:
         torch.manual_seed(0)
-        model = Twice()
+        model: Any = Parts(lambda self, x: {"one": self.one(x), "other": self.other(x)}, one=noisy(), other=plain())
         optimizers = {"one": adamw(model.one), "other": sgd(model.other)}
         losses = {name: hr.CrossEntropy(output=name, weight="w") for name in optimizers}
         given: tuple[Any, Any] = (losses, optimizers)

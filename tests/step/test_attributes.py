@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import data, drive, same, trainer
+from kit.small import Parts, data, drive, same, stop_and_resume, trainer
 from torch import Tensor, nn
 
 import headrace as hr
@@ -98,14 +98,7 @@ TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_training_goes_on_with_what_is_kept_from_one_update_to_the_next(name: str, tmp_path: Path) -> None:
-    whole, parts = TRAININGS[name](), None
-    drive(whole, run=tmp_path / "whole")
-    for until in (2, 5, None):  # the second epoch begins after four updates
-        parts = TRAININGS[name]()
-        drive(parts, run=tmp_path / "parts", until=until)
-    assert parts is not None
-    assert same(whole, parts)
-    assert whole.history["train/loss"] == parts.history["train/loss"]
+    stop_and_resume(TRAININGS[name], [3, 6], tmp_path)  # from updates 2 and 4, where the second epoch begins
 
 
 @pytest.mark.parametrize("name", [name for name in TRAININGS if name != "nothing"])
@@ -138,20 +131,13 @@ def test_an_attribute_that_a_callback_has_set_goes_on_in_a_run_that_is_left_agai
 def test_parameters_in_lists_and_weights_that_are_made_in_each_pass_stay_what_they_are(tmp_path: Path) -> None:
     """Those that a recurrent layer lists, and one that is normalised by a hook."""
 
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.recur, self.out = nn.GRU(2, 4, batch_first=True), nn.utils.spectral_norm(nn.Linear(4, 3))
+    def made() -> hr.Trainer:
+        torch.manual_seed(0)
+        parts = {"recur": nn.GRU(2, 4, batch_first=True), "out": nn.utils.spectral_norm(nn.Linear(4, 3))}
+        return trainer(Parts(lambda self, x: self.out(self.recur(x.view(-1, 3, 2))[0][:, -1]), **parts))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.recur(x.view(-1, 3, 2))[0][:, -1])  # type: ignore[no-any-return]
-
-    drive(whole := trainer(Recurrent()), run=tmp_path / "whole")
-    drive(trainer(Recurrent()), run=tmp_path / "parts", until=3)
-    drive(parts := trainer(Recurrent()), run=tmp_path / "parts")
-    assert same(whole, parts)
-    assert all(a is b for a, b in zip(parts.model.recur._flat_weights, parts.model.recur.parameters(), strict=True))  # type: ignore[union-attr, operator, arg-type]
+    recur: Any = stop_and_resume(made, [3], tmp_path).model.recur
+    assert all(a is b for a, b in zip(recur._flat_weights, recur.parameters(), strict=True))
 
 
 class Odd(nn.Module):
@@ -182,9 +168,6 @@ class Odd(nn.Module):
 
 
 def test_odd_attributes_are_left_alone_or_go_on_and_stop_no_training(tmp_path: Path) -> None:
-    drive(whole := trainer(Odd()), run=tmp_path / "whole")
-    for until in (2, 5, None):
-        drive(parts := trainer(Odd()), run=tmp_path / "parts", until=until)
-    assert same(whole, parts)
+    parts = stop_and_resume(lambda: trainer(Odd()), [3, 6], tmp_path)
     assert isinstance(parts.model.zero, np.ndarray)
     assert isinstance(parts.model.hidden, Tensor)

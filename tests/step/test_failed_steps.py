@@ -1,13 +1,13 @@
 """A step that fails and is caught: the next one is made as if it had never been called, or is refused."""
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from kit.in_run import in_run
-from kit.sampled import sampled
+from kit.sampled import each
+from kit.small import Parts
 from torch import Tensor, nn
 
 import headrace as hr
@@ -21,25 +21,15 @@ def fail(*_: Any) -> None:
     raise FailError
 
 
-class SometimesShallow(nn.Module):
-    """A layer that is left out at random."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return x + self.second(x) if float(torch.rand(())) < 0.5 else x
+def shallow(self: Any, x: Tensor) -> Tensor:
+    """A layer is left out at random."""
+    x = self.first(x)
+    return x + self.second(x) if float(torch.rand(())) < 0.5 else x  # type: ignore[no-any-return]
 
 
-class Sparse(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.layer = nn.Embedding(4, 8, sparse=True), nn.Linear(6, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + self.table((x[:, 0] > 0).long())  # type: ignore[no-any-return]
+def sparse() -> nn.Module:
+    layers = {"table": nn.Embedding(4, 8, sparse=True), "layer": nn.Linear(6, 8)}
+    return Parts(lambda self, x: self.layer(x) + self.table((x[:, 0] > 0).long()), **layers)
 
 
 class Counts(nn.Module):
@@ -60,8 +50,8 @@ class Counts(nn.Module):
 BODIES: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh()),
     "statistics and dropout": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)),
-    "sometimes shallow": SometimesShallow,
-    "sparse": Sparse,
+    "sometimes shallow": lambda: Parts(shallow, first=nn.Linear(6, 8), second=nn.Linear(8, 8)),
+    "sparse": sparse,
     "counts": Counts,
     "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)),
 }
@@ -155,16 +145,7 @@ PLACES = [
 @pytest.mark.filterwarnings("ignore:the model has .*with microbatches")
 @pytest.mark.parametrize(
     ("body", "settings"),
-    sampled(
-        product(BODIES, SETTINGS),
-        keep=[
-            ("plain", {}),
-            ("plain", {"precision": "fp16", "clip_norm": 0.1}),
-            ("statistics and dropout", {"microbatch": 3}),
-            ("sparse", {"arena": False}),
-        ],
-        of=8,
-    ),
+    each(BODIES, SETTINGS),
     ids=str,
 )
 def test_the_next_step_is_made_as_if_the_failed_one_had_never_been_called(body: str, settings: dict[str, Any]) -> None:

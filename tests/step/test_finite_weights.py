@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.small import Parts
 from torch import Tensor, nn
 
 import headrace as hr
@@ -17,17 +18,14 @@ X = torch.rand(ROWS, 4, generator=torch.Generator().manual_seed(1))
 Y = X[:, :1] * 2
 
 
-class Unused(nn.Module):
+def unused() -> Any:
     """Has weights on which the loss does not depend, but whose gradients are zeros: of a unit that is dead."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.used, self.dead = nn.Linear(4, 1), nn.Linear(4, 1)
-        self.scale = 0.0
+    def call(self: Any, x: Tensor) -> Tensor:
+        return self.used(x) + 0.0 * (x.detach() * 0 + self.dead.weight).nan_to_num(0, 0, 0).sum()  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x) + self.scale * (x.detach() * 0 + self.dead.weight).nan_to_num(0, 0, 0).sum()
+    torch.manual_seed(0)
+    return Parts(call, used=nn.Linear(4, 1), dead=nn.Linear(4, 1))
 
 
 def dead_relu() -> nn.Module:
@@ -104,7 +102,7 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
     """As of a row of an embedding; also where many updates are made at once."""
 
     def made() -> hr.Trainer:
-        model = Unused()
+        model = unused()
         groups = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
         optimizer = torch.optim.Adam(groups, lr=1e-4)
         return hr.Trainer(model, hr.MSE(), optimizer, batch_size=1, tape=tape)
@@ -124,7 +122,7 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
 
 
 def test_updates_by_hand_are_looked_at_too() -> None:
-    model = Unused()
+    model = unused()
     groups = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
     made = hr.Trainer(model, hr.MSE(), torch.optim.Adam(groups, lr=1e-4))
     for _ in range(CHECK_EVERY - 1):

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from kit.optimizers import FUSED
 from kit.optimizers import OPTIMIZERS as PLAIN
-from kit.sampled import sampled
-from kit.small import data, difference, state
+from kit.sampled import each, sampled
+from kit.small import Parts, data, difference, state, stop_and_resume
 from torch import Tensor, nn
 
 import headrace as hr
@@ -53,17 +53,11 @@ class Mean(nn.Module):
         return x
 
 
-class Network(nn.Module):
+def network(norm: nn.Module) -> nn.Module:
     """A buffer that overflows by a value whose square is too large, while loss and gradients stay finite."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm, self.layers = norm, nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.norm(x)
-        return self.layers(torch.tanh(x))
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+    return Parts(lambda self, x: (self.norm(x), self.layers(torch.tanh(x)))[1], norm=norm, layers=layers)
 
 
 def root(out: Tensor, y: Tensor) -> Tensor:
@@ -106,7 +100,7 @@ def with_bad(cause: str, *rows: int) -> tuple[Tensor, Tensor]:
 
 def made(cause: str = NOTHING, on_device: bool = False, optimizer: str = "adam", **options: Any) -> hr.Trainer:
     given = CAUSES[cause]
-    model = options.pop("model", None) or Network(given.get("norm", NORMS["batch norm"])())
+    model = options.pop("model", None) or network(given.get("norm", NORMS["batch norm"])())
     options = {"batch_size": BATCH, "order": "none", "device": "cpu"} | options
     loss = options.pop("loss", None) or given.get("loss") or hr.CrossEntropy()
     with warnings.catch_warnings():
@@ -199,6 +193,34 @@ def test_the_raw_loop_is_ruined_by_a_buffer_that_overflows() -> None:
     assert not model.norm.running_var.isfinite().all()
 
 
+MEDDLERS: dict[str, Callable[[Any], Any]] = {
+    "replaced": lambda norm: setattr(norm, "running_mean", torch.full((6,), 2.0)),
+    "other memory": lambda norm: setattr(norm.running_mean, "data", torch.full((6,), 2.0)),
+    "in double": lambda norm: norm.double().float(),
+    "in place": lambda norm: norm.running_mean.fill_(2.0),
+    "removed": lambda norm: vars(norm)["_buffers"].update(running_mean=None, running_var=None),
+    "loaded": lambda norm: norm.load_state_dict({name: value + 2 for name, value in norm.state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("how", MEDDLERS)
+@pytest.mark.parametrize("on_device", GUARDS)
+def test_whatever_is_done_to_buffers_between_two_steps_is_what_a_bad_one_goes_back_to(
+    on_device: bool, how: str
+) -> None:
+    trainer = made(NOTHING, on_device, "fused momentum" if on_device else "momentum", nonfinite="skip")
+    for _ in range(2):
+        trainer.step((X[:BATCH], Y[:BATCH]))
+    MEDDLERS[how](trainer.model.norm)
+    for _ in range(2):
+        before, tensors = state(trainer.model), [*trainer.model.buffers()]
+        trainer.step((X[:BATCH] * NAN, Y[:BATCH]))
+        assert not difference(trainer.model, before)
+        assert all(a is b for a, b in zip(trainer.model.buffers(), tensors, strict=True))
+        trainer.step((X[:BATCH], Y[:BATCH]))
+        assert difference(trainer.model, before)
+
+
 # --- on a device ----------------------------------------------------------------------------------------------
 
 
@@ -267,11 +289,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize(
     ("loss", "microbatch", "on_device"),
-    sampled(
-        product(LOSSES, [None, 3], GUARDS),
-        keep=[("of torch", None, True), ("class weights", 3, False), ("cross entropy", None, False)],
-        of=4,
-    ),
+    each(LOSSES, [None, 3], GUARDS),
 )
 def test_a_batch_without_any_weight_changes_nothing(loss: str, microbatch: int | None, on_device: bool) -> None:
     def small() -> hr.Trainer:
@@ -363,24 +381,11 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize(
     ("how", "on_device"),
-    sampled(
-        product(["fixed", "filled anew", "exchanged", "not saved", "made when needed"], GUARDS),
-        keep=[("filled anew", True), ("exchanged", False)],
-        of=4,
-    ),
+    each(["fixed", "filled anew", "exchanged", "not saved", "made when needed"], GUARDS),
 )
 def test_a_mask_of_infinities_is_nothing_to_stop_for(how: str, on_device: bool, tmp_path: Path) -> None:
-    def trainer() -> hr.Trainer:
-        return made(NOTHING, on_device, model=Masked(how))
-
-    for info in trainer().steps((X, Y), run=tmp_path, epochs=2):
-        if info.step == 3:
-            break
-    resumed, whole = trainer(), trainer()
-    assert fit(resumed, run=tmp_path, epochs=2).last["step"] == 10
+    resumed = stop_and_resume(lambda: made(NOTHING, on_device, model=Masked(how)), [3, 6], tmp_path, (X, Y))
     assert resumed.skipped == 0
-    fit(whole, epochs=2)
-    assert not difference(resumed, whole)
     assert bool((resumed.model.mask == -INF).any())
 
 

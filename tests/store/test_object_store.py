@@ -256,7 +256,7 @@ def shards(environment: dict[str, str], local: str, run: str) -> None:
 
 def test_workers_write_shards_of_a_model_into_the_store(store: Server, tmp_path: Path) -> None:
     local, run = tmp_path / "local", url(tmp_path)
-    with start(shards, tmp_path, dict(os.environ), str(local), run, limit_s=90) as child:
+    with start(shards, tmp_path, dict(os.environ), str(local), run) as child:
         assert child.ending(90) == 0, child.output
     forget(run)
     assert len([name for name in files_of(run) if "shard-00001-model" in name]) >= 2

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from kit import small
-from kit.small import data, same
+from kit.small import Parts, data, same
 from torch import Tensor, nn
 
 import headrace as hr
@@ -156,20 +156,13 @@ def test_the_best_weights_come_with_what_modules_save_beside_them(run: bool, tmp
         assert small.trainer(model).validate(DATA)["val/loss"] == min(losses)
 
 
-class LastState(nn.Module):
-    """An LSTM that also returns its last state, whose rows are not in front."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 2, num_layers=2, batch_first=True)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, (state, _) = self.lstm(x)
-        return outputs[:, -1], state
-
-
 def test_outputs_without_an_entry_for_each_row_are_said() -> None:
-    trainer = hr.Trainer(LastState(), lambda outputs, y: outputs[0].sum(), batch_size=4)
+    def last_state(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, (state, _) = self.lstm(x)
+        return outputs[:, -1], state  # whose rows are not in front
+
+    model = Parts(last_state, lstm=nn.LSTM(3, 2, num_layers=2, batch_first=True))
+    trainer = hr.Trainer(model, lambda outputs, y: outputs[0].sum(), batch_size=4)
     with pytest.warns(UserWarning, match=r"an output of shape \[4, 4, 2\] .* for each of the 8 rows"):
         outputs, _ = trainer.predict(torch.randn(8, 5, 3))
     assert outputs.shape == (8, 2)

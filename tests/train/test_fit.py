@@ -183,15 +183,6 @@ def test_a_torch_scheduler_stepped_by_hand_sets_the_rate(change: str) -> None:
     assert scheduler.get_last_lr() == [pytest.approx(0.0125)]
 
 
-@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
-def test_a_column_and_a_vector_mean_the_same_and_are_never_broadcast(shape: tuple[int, ...]) -> None:
-    made, y = trainer(nn.Linear(6, 1), loss=hr.MSE(), order="none"), X[:, 0].reshape(shape)
-    with torch.no_grad():
-        expected = float((made.model(X[:BATCH]).squeeze(1) - X[:BATCH, 0]).square().mean())
-    info = next(iter(made.steps((X, y), epochs=1)))
-    assert info.losses["mse"] == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.int64])
 def test_numbers_of_numpy_are_numbers(number: Any) -> None:
     def rows(one: Any, three: Any) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from kit import small
 from kit.own_data import Pulled
 from kit.small import data, drive, same, stop_and_resume
@@ -69,13 +67,6 @@ CURVES: list[tuple[Any, dict[float, float]]] = [
 @pytest.mark.parametrize(("curve", "points"), CURVES)
 def test_a_curve_goes_through_the_points_of_its_formula(curve: Any, points: dict[float, float]) -> None:
     assert [curve(progress) for progress in points] == pytest.approx([*points.values()])
-
-
-@given(st.floats(0, 1), st.floats(0.0, 0.99))
-def test_every_curve_stays_between_nothing_and_the_rate_which_it_has_at_its_top(progress: float, top: float) -> None:
-    for factor in (hr.Cosine(top), hr.Linear(top), hr.OneCycle(top)):
-        assert 0.0 <= factor(progress) <= 1.0 + 1e-9
-        assert factor(top) == pytest.approx(1.0)
 
 
 def test_one_cycle_is_that_of_torch() -> None:
@@ -241,16 +232,6 @@ def test_a_rate_that_is_set_between_two_trainings_is_what_the_schedule_begins_wi
     assert found[:5] == pytest.approx([0.01 * factor for factor in expected])
     assert found == pytest.approx([0.1 * rate for rate in first])
     assert used(trainer, **limits) == pytest.approx(found), "one that is left alone begins anew where it began"
-
-
-def test_a_second_training_with_a_plateau_begins_with_the_first_rate() -> None:
-    def plateau(optimizer: torch.optim.Optimizer) -> Any:
-        return rates.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)  # nothing is better
-
-    trainer = make(hr.Schedule(plateau, monitor="train/loss"))
-    found = used(trainer, epochs=3)
-    assert found[0] > found[-1], "it has fallen"
-    assert used(trainer, epochs=3) == found
 
 
 def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
