@@ -6,6 +6,7 @@ change within one `VERSION`.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable
 from math import isqrt
 from typing import Any
@@ -19,7 +20,8 @@ from ..length import as_count
 VERSION = 1
 ROUNDS = 8
 CHUNK = 8192  # positions at a time: the temporaries stay in the processor's cache
-
+AHEAD = 1024  # blocks that are looked up together
+UPPER = slice(int(sys.byteorder == "little"), None, 2)  # the upper halves of numbers of 64 bits
 Indices = NDArray[np.int64]
 
 
@@ -35,11 +37,11 @@ class Permutation:
         if not 0 < n < 2**62:
             raise ConfigError(f"a permutation needs 1 to 2**62 - 1 elements, got {n}.")
         self.n = n
-        a = isqrt(n - 1) + 1  # the root, rounded up
-        self._radix = np.uint64(a), np.uint64(-(-n // a))
+        a = isqrt(n - 1) + 1  # the root, rounded up: both halves fit into 31 bits
+        self._radix = np.uint32(a), np.uint32(-(-n // a))
+        self._wide_radix = np.uint64(a), np.uint64(-(-n // a))
         words = np.frombuffer(_digest(n, *key), dtype="<u4").astype(np.uint32)
-        self._adds = words[:ROUNDS].astype(np.uint64)
-        self._muls = words[ROUNDS:] | np.uint32(1)
+        self._adds, self._muls = words[:ROUNDS], words[ROUNDS:] | np.uint32(1)
 
     def __call__(self, positions: Any, tweak: Any = None) -> Indices:
         """The element at each position. A `tweak` per position selects a permutation of its own."""
@@ -51,7 +53,7 @@ class Permutation:
 
     def _walk(self, x: Any, tweak: Any, step: "Callable[[Any, Any], Any]") -> Indices:
         x = np.asarray(x, dtype=np.uint64)
-        tweak = None if tweak is None else np.asarray(tweak, dtype=np.uint64)
+        tweak = None if tweak is None else np.asarray(tweak).astype(np.uint32)
         out = np.empty(len(x), dtype=np.uint64)
         for start in range(0, len(x), CHUNK):
             part = slice(start, start + CHUNK)
@@ -65,49 +67,44 @@ class Permutation:
     def _forward(self, x: Any, tweak: Any) -> Any:
         halves, scratch = self._halves(x)
         for k in range(ROUNDS):
-            shift = self._round(halves[1 - k % 2], k, tweak, scratch)
             half, radix = halves[k % 2], self._radix[k % 2]
-            half += shift
-            lower = np.subtract(half, radix, out=shift)  # unsigned: below the radix it wraps to huge
-            np.minimum(half, lower, out=half)
+            half += self._round(halves[1 - k % 2], k, tweak, scratch)
+            np.minimum(half, np.subtract(half, radix, out=scratch[0]), out=half)  # below the radix it wraps to huge
         return self._joined(halves)
 
     def _backward(self, x: Any, tweak: Any) -> Any:
         halves, scratch = self._halves(x)
         for k in reversed(range(ROUNDS)):
-            shift = self._round(halves[1 - k % 2], k, tweak, scratch)
             half, radix = halves[k % 2], self._radix[k % 2]
-            half -= shift
-            np.minimum(half, np.add(half, radix, out=shift), out=half)
+            half -= self._round(halves[1 - k % 2], k, tweak, scratch)
+            np.minimum(half, np.add(half, radix, out=scratch[0]), out=half)
         return self._joined(halves)
 
     def _halves(self, x: Any) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
         """The two halves, and room to compute in."""
-        high = x // self._radix[1]
-        low = high * self._radix[1]
-        np.subtract(x, low, out=low)
-        n = len(x)
-        return (high, low), (np.empty(n, np.uint64), np.empty(n, np.uint32), np.empty(n, np.uint32))
+        high = x // self._wide_radix[1]
+        low = x - high * self._wide_radix[1]
+        room = np.empty(len(x), np.uint32), np.empty(len(x), np.uint32), np.empty(len(x), np.uint64)
+        return (high.astype(np.uint32), low.astype(np.uint32)), room
 
     def _joined(self, halves: tuple[Any, Any]) -> Any:
         high, low = halves
-        high *= self._radix[1]
-        high += low
-        return high
+        joined = high * self._wide_radix[1]
+        joined += low
+        return joined
 
     def _round(self, half: Any, k: int, tweak: Any, scratch: tuple[Any, ...]) -> Any:
         """A hash of one half, in [0, radix of the other): 32-bit multiply and xor-shift, then scaled."""
-        scaled, h, mixed = scratch
-        np.add(half, self._adds[k], out=scaled)
+        h, mixed, scaled = scratch
+        np.add(half, self._adds[k], out=h)
         if tweak is not None:
-            scaled += tweak
-        h[:] = scaled
+            h += tweak
         h *= self._muls[k]
         h ^= np.right_shift(h, np.uint32(15), out=mixed)
         h *= np.uint32(0x846CA68B)
-        np.multiply(h, self._radix[k % 2], out=scaled)
-        scaled >>= np.uint64(32)
-        return scaled
+        scaled[:] = h
+        scaled *= self._wide_radix[k % 2]
+        return scaled.view(np.uint32)[UPPER]
 
 
 class Order:
@@ -136,6 +133,7 @@ class Order:
         self._tail = (n - 1) // self.block  # the last block: the only one that may be short
         self._missing = (self._tail + 1) * self.block - n  # the rows that it lacks
         self._keys: tuple[int, Any, Any, Any, int] | None = None
+        self._ahead: tuple[Any, int, Indices] = None, 0, np.empty(0, np.int64)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The rows at positions `start` to `stop` of an epoch."""
@@ -194,8 +192,9 @@ class Order:
         moved = firsts + offsets
         moved += np.where(moved >= (slot + 1) * size - missing, missing, 0)
         slots, inside = np.divmod(moved, size)
-        ids: Indices = blocks(slots)
-        return ids * size + inside
+        ids, which = self._blocks_in(slots, blocks)
+        rows: Indices = (ids * size)[which] + inside
+        return rows
 
     def _permutations(self, epoch: int) -> tuple[Any, Any, Any, int]:
         """Of the blocks, of the rows in a whole block, of those in the short one, and that one's slot."""
@@ -217,16 +216,34 @@ class Order:
     def _two_levels(self, positions: Indices, blocks: Any, inside: Any, tail: Any, slot: int) -> Indices:
         size, missing = self.block, self._missing
         after = positions >= (slot + 1) * size - missing  # behind the short block every position moves up
-        slots, offsets = np.divmod(positions + np.where(after, missing, 0), size)
-        ids = slots if blocks is None else blocks(slots)
+        moved = positions + np.where(after, missing, 0)
+        slots = moved // size
+        offsets = moved - slots * size
+        ids, which = self._blocks_in(slots, blocks)
         if inside is not None:
-            in_tail = ids == self._tail
-            shuffled = inside(offsets, tweak=_mix(ids))
-            if in_tail.any():
+            shuffled = inside(offsets, tweak=_mix(ids)[which])
+            if (ids == self._tail).any():
+                in_tail = ids[which] == self._tail
                 shuffled[in_tail] = tail(offsets[in_tail])
             offsets = shuffled
-        rows: Indices = ids * size + offsets
+        rows: Indices = (ids * size)[which] + offsets
         return rows
+
+    def _blocks_in(self, slots: Indices, blocks: Any) -> tuple[Indices, Any]:
+        """The blocks that stand in some slots, and which of them stands in each of `slots`.
+
+        Where slots are near each other, a block is looked up once, with those that are read next, and not for each row.
+        """
+        first, stop = int(slots.min()), int(slots.max()) + 1
+        if stop - first > len(slots):
+            return slots if blocks is None else blocks(slots), slice(None)
+        if blocks is None:
+            return np.arange(first, stop), slots - first
+        known, start, ids = self._ahead
+        if known is not blocks or not start <= first < stop <= start + len(ids):
+            start, ids = first, blocks(np.arange(first, min(self._tail + 1, max(stop, first + AHEAD))))
+            self._ahead = blocks, start, ids  # another thread may have put its own there meanwhile
+        return ids[first - start : stop - start], slots - first
 
 
 def positions_of(n: int, start: int, stop: int) -> Indices:
