@@ -48,6 +48,9 @@ class Keeps(nn.Module):
             before = None if self.hidden is None else self.hidden[0][:1].expand(len(x), -1)
             x = self.cell(x, before)
             self.hidden = (x.detach(), x.detach().mean())
+        elif self.kind == "graph":
+            before = None if self.hidden is None else self.hidden.detach()[:1].expand(len(x), -1)
+            x = self.hidden = self.cell(x, before)
         elif self.kind == "another name of a buffer":
             self.total += x.mean(0)
             x = x - self.alias
@@ -87,7 +90,7 @@ class Follows(hr.Objective):
         return {"far": hr.Term(F.mse_loss(outputs, self.teacher(batch["x"]).detach() + 1, reduction="sum"), 18.0)}
 
 
-KINDS = ["number", "list", "array", "tuple of tensors", "another name of a buffer", "generators", "nothing"]
+KINDS = ["number", "list", "array", "tuple of tensors", "graph", "another name of a buffer", "generators", "nothing"]
 TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     **{kind: lambda kind=kind: trainer(Keeps(kind)) for kind in KINDS},  # type: ignore[misc]
     "a loss that is a module": lambda: trainer(Keeps("nothing"), loss=Center()),

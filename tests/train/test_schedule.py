@@ -176,6 +176,9 @@ def test_other_groups_keep_their_ratio_and_another_training_begins_with_the_firs
         seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
         assert [first for first, _ in seen] == pytest.approx(expected)
         assert [other for _, other in seen] == pytest.approx([first / 4 for first in expected])
+    optimizer.param_groups[1]["lr"] = 8.0  # four times the rate that the first group begins with
+    seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
+    assert [other for _, other in seen] == pytest.approx([first * 4 for first in expected])
 
 
 @pytest.mark.parametrize(
@@ -260,6 +263,7 @@ MAKERS: list[tuple[Any, str, list[float]]] = [
     (lambda o, total: rates.LinearLR(o, 1.0, 0.0, total_iters=total // 10), "1 epoch", [1.0] * 5 + [0.0] * 5),
     (optional_total, "1 epoch", [1.0] * 5 + [0.0] * 5),  # it does not require the total of steps
     (rates.ReduceLROnPlateau, "1 epoch", [1.0] * 10),
+    (lambda o: rates.CyclicLR(o, 0.25, 0.5, 1, cycle_momentum=False), "1 step", [0.25, 0.5] * 5),  # by its own rates
     (halving, "1 step", [2.0**-k for k in range(10)]),
     (halving, "2 steps", [2.0 ** -(k // 2) for k in range(10)]),
     (halving, "2 epochs", [1.0] * 10),

@@ -39,8 +39,8 @@ class Attributes:
     """Finds what has changed since it was made, or was loaded, and puts that into the same objects of another process.
 
     Values are numbers, strings, tensors, arrays, random generators, and lists, tuples and dicts of numbers, strings,
-    tensors and arrays. Tensors that require a gradient are left out, and what shares memory with a parameter or a
-    buffer; so is whatever a checkpoint cannot hold.
+    tensors and arrays; of a tensor that a pass has made, its numbers without the graph. Leaves that require a gradient
+    are left out, and what shares memory with a parameter or a buffer; so is whatever a checkpoint cannot hold.
     """
 
     def __init__(self, modules: Sequence[nn.Module], objectives: Iterable[Objective], device: torch.device) -> None:
@@ -168,7 +168,7 @@ def _of_generator(value: Any) -> dict[str, Any]:
 def _mark_of_tensor(tensor: Tensor, known: Container[int]) -> Any:
     """By its object and its version, and by a sum: what is written through `.data` has no version."""
     is_parameter = isinstance(tensor, nn.Parameter)
-    if not is_parameter and (type(tensor) is not Tensor or tensor.requires_grad):
+    if not is_parameter and (type(tensor) is not Tensor or (tensor.requires_grad and tensor.is_leaf)):
         return ()
     if tensor.layout != torch.strided or tensor.device.type == "meta" or not is_stored(tensor.dtype):
         return ()

@@ -137,7 +137,7 @@ def begin_anew(optimizers: Sequence[Optimizer], known: Sequence[list[float]]) ->
     """
     for part, rates in zip_longest(_members(optimizers), known):
         groups = part.param_groups
-        for group in groups:  # not all of torch's schedulers remember it
+        for group in groups:
             group.setdefault("initial_lr", float(group["lr"]))
         for group, rate in zip(groups, _LEFT.get(part, rates or ()), strict=False):
             if float(group["lr"]) != rate:
@@ -307,7 +307,10 @@ class _ByTorch(Rates):
     ) -> None:
         super().__init__(optimizers)
         self._schedule, self._total = schedule, _total_steps(limits, batches) if _required(schedule.make) > 1 else None
+        begun = [float(group.pop("initial_lr", group["lr"])) for group in self._groups]  # torch would keep it
         self._schedulers = [schedule.scheduler(optimizer, self._total) for optimizer in optimizers]
+        for group, rate in zip(self._groups, begun, strict=False):  # not all of torch's schedulers remember it
+            group["initial_lr"] = float(group.get("initial_lr", rate))
         for made in self._schedulers:
             if all(made.optimizer is not optimizer for optimizer in optimizers):
                 raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")

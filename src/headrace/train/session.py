@@ -303,7 +303,7 @@ class Session:
         """Makes the rates of a training whose epochs have so many batches and rows."""
         trainer = self.trainer
         optimizers = [*trainer.optimizers.values()]
-        if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which gives rates, not factors
+        if trainer.schedule is not None:
             begin_anew(optimizers, trainer.last_training.rates)
         self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
 
