@@ -83,3 +83,24 @@ def test_a_file_with_none_of_the_columns_is_refused(fitted: hr.Trainer) -> None:
     write("other.csv", ["a,b", "1,2"])
     with pytest.raises(hr.DataError, match=r"other\.csv has none of the columns of the training data, high, kind, w"):
         fitted.predict("other.csv")
+
+
+class Sum(torch.nn.Linear):
+    """A model whose last arguments may be missing."""
+
+    def forward(self, wide: torch.Tensor, high: torch.Tensor, more: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(wide[:, None] + 10 * high[:, None]).squeeze(1) + (0 if more is None else more)
+
+
+def test_a_column_that_is_missing_is_not_replaced_by_the_one_after_it() -> None:
+    frame = pd.DataFrame({name: [1.0, 2.0] for name in ("wide", "high", "more", "y")}).astype("float32")
+    made = hr.Trainer(Sum(1, 1), hr.MSE(), lambda p: torch.optim.SGD(p, 0.01))
+    made.fit(frame, epochs=1, run="run", progress=False)
+    again = hr.load("run", hr.Trainer(Sum(1, 1), hr.MSE())).trainer
+    for each in (made, again):
+        assert len(each.predict(frame[["wide", "high"]])) == 2
+        for use in (each.predict, each.validate):
+            with pytest.raises(
+                hr.DataError, match=r"streams wide, high, more, by their order, .* as wide, more\. Give"
+            ):
+                use(frame.drop(columns="high"))

@@ -396,6 +396,9 @@ def test_streams_in_another_order_than_before_are_no_other_arguments_in_silence(
                 getattr(made, use)(other)
         else:
             getattr(made, use)(other)
+    if inputs is None:
+        with pytest.raises(hr.DataError, match="by their order, and these data have them as right"):
+            made.predict({"right": X})
     assert torch.allclose(made.predict({"left": X, "right": X + 1}), model(X, X + 1).detach())
     made = trainer(Pair(right=2))
     with pytest.raises(hr.DataError, match="the model failed on its first batch"):

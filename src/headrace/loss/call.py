@@ -57,12 +57,16 @@ class Call:
         return lambda model, batch: model(*[_view(batch, path) for path in paths])
 
     def check_order(self, known: Sequence[str], names: Sequence[str], data: str = "these") -> None:
-        """Raises if the model gets known streams by their order, and others come in another, as from another dict."""
+        """Raises if the model gets known streams by their order, and one of others would stand in the place of another.
+
+        The last ones may be missing, as arguments may that have defaults.
+        """
         before, inputs = ([name for name in each if name not in self.targets] for each in (known, names))
-        if self.inputs is None and before != inputs and sorted(before) == sorted(inputs):
+        pairs = zip(before, inputs, strict=False)
+        if self.inputs is None and any(was != now and (was in inputs or now in before) for was, now in pairs):
             raise DataError(
                 f"the model gets the streams {', '.join(before)}, by their order, and {data} data have them as "
-                f"{', '.join(inputs)}. Give them in the same order, or say inputs={before}."
+                f"{', '.join(inputs)}. Give all of them in the same order, or say inputs={before}."
             )
 
 

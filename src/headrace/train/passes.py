@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from ..data.shard import WHOLE
 from ..data.source import Source
 from ..data.wrapped import rewound
 from ..errors import DataError
+from ..formats.frames import is_frame
 from ..loss.base import Term
 from ..loss.objective import Supervised, Terms, measured_by, scoring, terms_of
 from ..loss.outcome import Outcome, as_outcome, merged
@@ -141,6 +143,9 @@ def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, li
     check.positive("limit", limit, whole=True)
     check.ends(source, name, limit)
     check.same_encoding(known, source.encoding, name)
+    if known is not None and (is_frame(data) or isinstance(data, str | Path)):  # which may lack what the model is given
+        for scorer in trainer.eval_objectives.values():
+            scorer.check_order([s.name for s in known.streams], [s.name for s in source.streams], f"the {name}")
     return source
 
 
