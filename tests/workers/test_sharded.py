@@ -160,8 +160,8 @@ def refuses() -> None:
         (lambda: made(Layers(), tape=True), "Use no tape"),
         (lambda: made(Layers(), kind=Own), "Use an hr.Objective"),
         (lambda: make("layers", strategy=hr.Sharded(replicas=5)), "cannot be divided into 5 groups"),
-        (lambda: make("layers").find_lr(sets), "a sharded one cannot be copied"),
-        (lambda: make("layers").find_batch_size(sets), "a sharded one cannot be copied"),
+        (lambda: make("layers").find_lr(sets), "here is a sharded model"),
+        (lambda: make("layers").find_batch_size(sets), "here is a sharded model"),
     ]
     for call, message in cases:
         with pytest.raises((ConfigError, ModelError), match=re.escape(message)):

@@ -2,11 +2,9 @@
 
 import copy
 import math
-import os
-import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..adapters.loaders import end_workers, generators_of, has_workers
+from ..adapters.loaders import end_workers, has_workers
 from ..arena.own_optimizers import parts_of
 from ..data.source import Source
 from ..data.wrapped import rewound
-from ..errors import ConfigError, HeadraceError, NonFiniteError, is_out_of_memory
+from ..errors import ConfigError, NonFiniteError, is_out_of_memory
 from ..length import as_count
 from ..step import check
 from ..step.arguments import groups_of, put_rate, shares_of
@@ -35,9 +33,7 @@ GAIN, NEAR = 1.05, 0.95  # speed that is worth another size; share of the best s
 class LrFinding:
     """Losses by rate, and the rate at which the smoothed loss falls fastest (`None` if it does not fall)."""
 
-    rates: list[float] = field(repr=False)
-    losses: list[float] = field(repr=False)
-    smoothed: list[float] = field(repr=False)
+    losses: dict[float, float] = field(repr=False)
     suggestion: float | None
     how: str
 
@@ -61,43 +57,44 @@ def find_lr(trainer: Any, train: Any, *, lowest: float = 1e-7, highest: float = 
         raise ConfigError(f"lowest= is above 0 and below highest=, got {lowest!r} and {highest!r}.")
     if (count := as_count(steps, FEWEST)) is None:
         raise ConfigError(f"steps= is a number of updates, at least {FEWEST}, got {steps!r}: fewer show nothing.")
-    rates = [float(rate) for rate in np.geomspace(lowest, highest, count)]
-    losses: list[float] = []
+    losses, diverged = dict[float, float](), False
     with _copied(trainer, train) as (tried, source):
         groups = groups_of(tried.optimizers.values())
         if not (shares := shares_of(groups)):
             raise ConfigError("the first group's rate is 0, so that others are in no proportion to it. Give it a rate.")
         with closing(tried.steps(source, steps=count, log_every=f"{count} steps")) as updates:
-            while len(losses) < count and not _diverged(losses):
+            for rate in map(float, np.geomspace(lowest, highest, count)):
                 for group, share in zip(groups, shares, strict=True):
-                    put_rate(group, rates[len(losses)] * share)
+                    put_rate(group, rate * share)
                 try:
                     if (info := next(updates, None)) is None:  # a train_step has stopped the training
                         break
-                    losses.append(float(info.outcome.losses["total_loss"]))
+                    losses[rate] = float(info.outcome.losses["total_loss"])
                 except NonFiniteError:
-                    losses.append(math.inf)
-    last = f"{rates[len(losses) - 1]:.2g}"
-    if not math.isfinite(losses[-1]) and len(losses) <= FEWEST:
+                    losses[rate] = math.inf
+                if diverged := _diverged([*losses.values()]):
+                    break
+    last, loss = [*losses.items()][-1]
+    if not math.isfinite(loss) and len(losses) <= FEWEST:
         raise NonFiniteError(
-            f"the loss is not finite after {len(losses) - 1} updates, at a rate of {last}: too few to see anything. "
-            "Lower lowest=, or look for NaN in the data."
+            f"the loss is not finite after {len(losses) - 1} updates, at a rate of {last:.2g}: too few to see "
+            "anything. Lower lowest=, or look for NaN in the data."
         )
-    why = f"it diverged at {last}" if _diverged(losses) else f"up to {last} it did not diverge"
-    finite = losses if math.isfinite(losses[-1]) else losses[:-1]
-    return _suggest(rates[: len(finite)], finite, why)
+    why = f"it diverged at {last:.2g}" if diverged else f"up to {last:.2g} it did not diverge"
+    return _suggest({rate: loss for rate, loss in losses.items() if math.isfinite(loss)}, why)
 
 
 def _diverged(losses: Sequence[float]) -> bool:
     """Whether the last loss is not finite, or a mean of five is far above the best one."""
-    if not losses or not math.isfinite(losses[-1]):
-        return bool(losses)
+    if not math.isfinite(losses[-1]):
+        return True
     means = [float(np.mean(losses[max(0, end - 5) : end])) for end in range(1, len(losses) + 1)]
     return means[-1] > min(means) + 3 * max(abs(min(means)), 0.1 * abs(losses[0]))
 
 
-def _suggest(rates: list[float], losses: list[float], why: str) -> LrFinding:
+def _suggest(found: Mapping[float, float], why: str) -> LrFinding:
     """The steepest descent before the lowest point, if the loss falls by more than its noise."""
+    rates, losses = [*found], [*found.values()]
     half = max(1, len(losses) // 20)
     padded = np.pad(losses, half, mode="reflect", reflect_type="odd")  # so that a mean at an end is of its trend
     smoothed = np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
@@ -105,11 +102,11 @@ def _suggest(rates: list[float], losses: list[float], why: str) -> LrFinding:
     noise = float(np.std(np.array(losses)[: lowest + 1] - smoothed[: lowest + 1]))
     if smoothed[half] - smoothed[lowest] <= 2 * noise:
         how = f"the loss does not fall by more than its noise between {rates[0]:.2g} and {rates[-1]:.2g}; {why}"
-        return LrFinding(rates, losses, smoothed.tolist(), None, how)
+        return LrFinding({**found}, None, how)
     slopes = np.gradient(smoothed, np.log10(rates))
     steepest = half + int(slopes[half : lowest + 1].argmin())
     how = f"there the loss, a mean of {2 * half + 1}, falls fastest by the logarithm of the rate; {why}"
-    return LrFinding(rates, losses, smoothed.tolist(), rates[steepest], how)
+    return LrFinding({**found}, rates[steepest], how)
 
 
 def find_batch_size(
@@ -117,8 +114,8 @@ def find_batch_size(
 ) -> BatchFinding:
     """Makes a few updates with batches of `smallest` rows, of twice as many, and so on, for about `seconds` each.
 
-    It ends with `largest`, with the rows there are, when two sizes in a row are no faster than those before, when
-    memory runs out, or when the process has taken half of a host's memory. The rates are 0 meanwhile.
+    It ends with `largest`, with the rows there are, when two sizes in a row are no faster than those before, or when
+    memory runs out. The rates are 0 meanwhile.
     """
     for name, value in {"smallest": smallest, "largest": largest}.items():
         check.positive(name, value, whole=True)
@@ -136,17 +133,17 @@ def find_batch_size(
         while not how:
             try:
                 speeds[size] = _speed(tried, source, size, seconds)
-            except (HeadraceError, MemoryError, RuntimeError) as error:
+            except Exception as error:
                 if not speeds or not any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None):
                     raise
                 how = f"memory ran out with {size} rows"
             else:
-                how = _why_enough(speeds, largest, source.batches(1), tried.device)
+                how = _why_enough(speeds, largest, source.batches(1))
             size *= 2
     return BatchFinding(speeds, next(s for s in speeds if speeds[s] >= NEAR * max(speeds.values())), how)
 
 
-def _why_enough(speeds: dict[int, float], largest: int | None, rows: int | None, device: torch.device) -> str:
+def _why_enough(speeds: dict[int, float], largest: int | None, rows: int | None) -> str:
     """Why the next size is not tried, if it is not."""
     following, measured = 2 * max(speeds), [*speeds.values()]
     if largest is not None and following > largest:
@@ -155,28 +152,21 @@ def _why_enough(speeds: dict[int, float], largest: int | None, rows: int | None,
         return f"there are {rows} rows"
     if len(measured) > 2 and max(measured[-2:]) < GAIN * max(measured[:-2]):
         return "two sizes in a row were no faster"
-    if device.type == "cpu" and sys.platform == "linux":  # which ends a process that takes all memory
-        import resource
-
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 2 * 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > memory:
-            return "half of the memory is taken"
     return ""
 
 
 def _speed(trainer: Any, source: Source, size: int, seconds: float) -> float:
     """Rows a second with batches of this size."""
-    trainer.batch_size, cuda, most = size, trainer.device.type == "cuda", WARM + TIMED[1]
-    start, before = 0.0, 0
+    trainer.batch_size, most, times = size, WARM + TIMED[1], list[tuple[float, int]]()
     with rewound(source), closing(trainer.steps(source, steps=most, log_every=f"{most} steps")) as updates:
         for info in updates:
-            if cuda and info.step >= WARM:
+            if trainer.device.type == "cuda":
                 torch.cuda.synchronize(trainer.device)
-            if info.step == WARM:
-                start, before = time.perf_counter(), info.samples
-            elif info.step >= WARM + TIMED[0] and time.perf_counter() - start >= seconds:
+            times.append((time.perf_counter(), info.samples))
+            if len(times) >= WARM + TIMED[0] and times[-1][0] - times[WARM - 1][0] >= seconds:
                 break
-        return float((info.samples - before) / max(time.perf_counter() - start, 1e-9))
+    (start, before), (end, after) = times[WARM - 1], times[-1]
+    return (after - before) / max(end - start, 1e-9)
 
 
 @contextmanager
@@ -185,19 +175,18 @@ def _copied(trainer: Any, data: Any) -> Iterator[tuple[Any, Source]]:
 
     Afterwards the random numbers of torch, NumPy and Python and the place in the data are put back.
     """
-    if trainer.strategy.shards:
-        raise ConfigError("find_lr and find_batch_size train a copy of the model, and a sharded one cannot be copied.")
-    if here().count > 1:
+    if trainer.strategy.shards or here().count > 1:
         raise ConfigError(
-            f"find_lr and find_batch_size run in one process, and there are {here().count}. Call it in one."
+            "find_lr and find_batch_size train a copy of the model in one process, and here is a sharded model, or "
+            f"more than one process: {here().count}. Call them in one, without strategy=."
         )
     with ExitStack() as stack:
         if not has_workers(data):  # those that would stay are ended
             stack.callback(lambda: end_workers(data, getattr(data, "_iterator", None)))
         stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
-        for generator in generators_of(data):
-            stack.callback(generator.set_state, generator.get_state())
         source = train_source(trainer, data)
+        for generator in source.generators:
+            stack.callback(generator.set_state, generator.get_state())
         if source.state_dict() is None:
             warnings.warn(f"{source.title} has no state_dict: what is read now is not read again.", stacklevel=4)
         stack.enter_context(rewound(source))
@@ -219,6 +208,8 @@ def _copy(trainer: Any) -> Any:
             vars(twin := copy.deepcopy(parameter, memo)).update(vars(parameter))
             for hook in (parameter._backward_hooks or {}).values():
                 twin.register_hook(hook)
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                twin.register_post_accumulate_grad_hook(hook)
         for optimizer in [part for each in trainer.optimizers.values() for part in parts_of(each)]:
             memo[id(optimizer)] = twin = object.__new__(type(optimizer))  # and of an optimizer what its class adds
             parts = {name: part for name, part in vars(optimizer).items() if name != "step"}  # a scheduler's wrapper
