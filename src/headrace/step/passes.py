@@ -127,7 +127,7 @@ class Replay(Pass):
         self._gradients: Sequence[Tensor] | None = None  # where all of them are, once that is known
 
     def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
-        update, seeds = self._update, self._kind.seeds
+        update, seeds = self._update, self._tape.seeds
         if self._gradients is None:
             update.arena.begin(self.fills)
         elif not self.fills:
@@ -154,7 +154,7 @@ class Replay(Pass):
         if not seeds and self.fills:
             self._update.arena.begin()  # the gradients that the tape was to write are zero
         elif divide is None and not self._tape.weighed and not self._update.scales:
-            self._kind.seeds = seeds
+            self._tape.seeds = seeds
 
 
 def _replayed(

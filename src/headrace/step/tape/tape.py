@@ -18,17 +18,23 @@ from .program import Program
 from .state import PassState
 
 _Below = torch._C._AutoDispatchBelowAutograd
-CHECKS = 2
-"""A recording is replayed when it has been compared so often."""
 
 
 class Tape:
     """A recorded pass: what `forward` and `backward` do for batches like one that was seen."""
 
     def __init__(
-        self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Mapping[str, Term], fills: bool
+        self,
+        program: Program,
+        state: PassState,
+        names: Sequence[str],
+        seeded: Sequence[str],
+        terms: Mapping[str, Term],
+        fills: bool,
     ) -> None:
-        self.program, self._names, self.seeded = program, names, seeded
+        self.program, self.state, self._names, self.seeded = program, state, names, seeded
+        self.seeds: Sequence[Tensor] | None = None
+        """What the backward pass begins with, if all batches have the same."""
         self._terms = [(name, t.weight, (t.coefficient, t.times, t.counts, t.summed)) for name, t in terms.items()]
         self.weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)
         """Whether a batch has to be looked at for the weight of a term: of one, if at all."""
@@ -100,20 +106,17 @@ class PassKind:
 
     seen: int = 0
     tape: Tape | None = None
-    state: PassState | None = None
     refused: bool = False
-    due: int = CHECKS
-    """How many comparisons are to be made before the next replay."""
+    due: bool = True
+    """Whether a replay is to be compared with a pass by torch before the next one counts."""
     replays: int = 0
-    seeds: Sequence[Tensor] | None = None
-    """What the backward pass begins with, if all batches of the kind have the same."""
     eager_s: float = math.inf
     replay_s: float = math.inf
 
     def forget(self) -> None:
         """The recording is of no use any more."""
-        self.tape, self.state, self.seeds, self.seen, self.due = None, None, None, 0, CHECKS
-        self.replays, self.eager_s, self.replay_s = 0, math.inf, math.inf
+        self.tape, self.seen, self.due, self.replays = None, 0, True, 0
+        self.eager_s = self.replay_s = math.inf
 
 
 def outputs_of(terms: Mapping[str, Term]) -> Any:

@@ -18,7 +18,7 @@ from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
 from .state import PassState
-from .tape import CHECKS, PassKind, Snapshot, Tape, outputs_of, same_terms
+from .tape import PassKind, Snapshot, Tape, outputs_of, same_terms
 
 Wanted = Literal["auto"] | bool
 Eager = Callable[[Batch, Recording | None, bool], Mapping[str, Term]]
@@ -136,8 +136,7 @@ class Tapes:
         """One pass of each kind is compared with torch's again."""
         self._last, self._of_macrobatch = None, (None, None, 0)
         for kind in self._kinds.values():
-            if kind.tape is not None:
-                kind.due = max(1, kind.due)
+            kind.due = True
 
     def release(self) -> None:
         """Lets go of all recordings, and of the nodes that add up gradients."""
@@ -149,32 +148,29 @@ class Tapes:
 
     def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
-        if kind.state is not None and not kind.state.holds():  # as it is before an update brings parameters home
+        if kind.tape is not None and not kind.tape.state.holds():  # as it is before an update brings parameters home
             self.release()
         return None if kind.due else kind.tape
 
     def learn(self, kind: PassKind, part: Batch, first: bool, eager: Eager, replay: Replay) -> Mapping[str, Term]:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
-        if kind.state is not None and not kind.state.holds():
+        if kind.tape is not None and not kind.tape.state.holds():
             self.release()
         if kind.tape is None and not self._is_due(kind):
             return self._timed(kind, part, eager)
         start = self._seconds()
         before = self._snapshot()
-        if kind.state is None:
-            terms = self._prove(kind, part, eager)
-        elif kind.tape is None:
+        if kind.tape is None:
             terms = self._record(kind, part, before, eager, first)
         else:
             terms = self._timed(kind, part, eager)
-        if kind.tape is not None:
             self._compare(kind, part, before, terms, replay)
         self._spent_s += self._seconds() - start
         return terms
 
     def _is_due(self, kind: PassKind) -> bool:
         """Whether a pass is to be recorded now."""
-        if kind.seen <= SEEN or kind.state is not None or self.wanted is True:
+        if kind.seen <= SEEN or self.wanted is True:
             return kind.seen > SEEN
         is_affordable = self._spent_s <= SHARE * (self._seconds() - self._start)
         return is_affordable and self.turns.pays(self, kind.seen, LATEST)
@@ -190,8 +186,8 @@ class Tapes:
 
     # --- recording ----------------------------------------------------------------------------------------
 
-    def _prove(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
-        """The first pass of a kind, by torch: whether those like it may be recorded."""
+    def _record(self, kind: PassKind, part: Batch, before: Snapshot, eager: Eager, first: bool) -> Mapping[str, Term]:
+        """A pass by torch. If those like it may be replayed, it is made a second time, to be recorded."""
         state = PassState(self._model, self._objective, trained=self._arena is not None)
         proof, gradients = Proof(state), self._gradients()
         if problem := self._obstacle(state):
@@ -202,22 +198,8 @@ class Tapes:
         proof.conclude()
         if not self._teaches(terms):
             kind.forget()
-        elif problem := proof.problem or self._changes(state, gradients):
-            self._refuse(problem, kind)
-        else:
-            kind.state = state
-        return terms
-
-    def _record(self, kind: PassKind, part: Batch, before: Snapshot, eager: Eager, first: bool) -> Mapping[str, Term]:
-        """The next pass, by torch. If it has changed nothing, it is made a second time to be recorded."""
-        state, gradients = kind.state, self._gradients()
-        assert state is not None
-        problem = self._obstacle(state)
-        terms = eager(part, None, True)
-        if not problem and not self._teaches(terms):
-            kind.forget()
             return terms
-        problem = problem or self._changes(state, gradients)
+        problem = proof.problem or self._changes(state, gradients)
         if problem := problem or self._make_tape(kind, part, before, terms, eager, first, state):
             self._refuse(problem, kind)
         return terms
@@ -284,7 +266,7 @@ class Tapes:
         try:
             program = Builder(recording, found, first, memory, self.turns.forms).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
-            kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
+            kind.tape = Tape(program, state, list(part.fields), recording.seeded, terms, fills)
             problem = TOO_LARGE if is_auto and program.nbytes > LARGEST + beside else ""
             self._keep_other_gradients(state, recording)
         except Exception as error:  # torch's pass has been made, and counts
@@ -337,7 +319,7 @@ class Tapes:
         tape = kind.tape
         assert tape is not None
 
-        is_last = kind.due == 1 and not kind.replays
+        is_first = not kind.replays
 
         def make() -> Mapping[str, Term]:
             start = self._seconds()
@@ -345,14 +327,14 @@ class Tapes:
             kind.replay_s = min(kind.replay_s, self._seconds() - start)
             return second
 
-        def make_last() -> Mapping[str, Term]:  # calls another function: one that called itself would keep the batch
+        def make_first() -> Mapping[str, Term]:  # calls another function: one that called itself would keep the batch
             second = make()
             if kind.replay_s > GAIN * kind.eager_s:  # perhaps its memory was in no cache
                 before.restore(tape.draws)
                 second = make()
             return second
 
-        problem = self._made_twice(before, terms, make_last if is_last else make, tape)
+        problem = self._made_twice(before, terms, make_first if is_first else make, tape)
         ratio = kind.replay_s / kind.eager_s
         if problem == DRAWN:
             self._refuse(DRAWN, kind)
@@ -363,12 +345,12 @@ class Tapes:
             )
         elif problem:
             self._refuse(problem, kind)
-        elif is_last and ratio > GAIN and self.wanted == "auto":
+        elif is_first and ratio > GAIN and self.wanted == "auto":
             self._refuse(f"a replay takes {ratio:.2f} of an eager pass", kind)
         else:
-            kind.due -= 1
-            if is_last:
-                self.turns.learn(self._spent_s - CHECKS * kind.eager_s, kind.eager_s - kind.replay_s)
+            kind.due = False
+            if is_first:
+                self.turns.learn(self._spent_s - 2 * kind.eager_s, kind.eager_s - kind.replay_s)
                 self.note = f"passes are replayed from a tape, in {ratio:.2f} of an eager pass's time"
 
     def _refuse(self, why: str, kind: PassKind | None = None) -> None:
@@ -376,7 +358,7 @@ class Tapes:
         if kind is None:
             self.possible = False
         else:
-            kind.refused, kind.tape, kind.state = True, None, None
+            kind.refused, kind.tape = True, None
         self.note = f"passes are left to torch: {why}"
         if self.wanted is True:
             raise ModelError(f"tape=True, and a pass cannot be recorded: {why}. Use tape='auto'.")
