@@ -4,7 +4,6 @@ import contextvars
 import threading
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -42,8 +41,6 @@ class Baton:
         """The entry in the heap that holds for each worker: a later one replaces it."""
         self._locks: list[threading.Lock] = []
         self._turn = 0
-        self._held_s, self._since_s = [0.0] * count, perf_counter()
-        """Seconds of real time in which each worker has had the baton, before its turn at hand; when that began."""
         self._urgent = self._is_abandoned = self._void = False
         """Whether worker 0 was interrupted; whether it has gone; whether not all threads could be started."""
         self._generators: Generators
@@ -78,10 +75,6 @@ class Baton:
         finally:
             self._is_abandoned = True
             self._generators.give_back()
-
-    def held_s(self, worker: int) -> float:
-        """For how many seconds of real time the worker that has the baton has had it so far."""
-        return self._held_s[worker] + perf_counter() - self._since_s
 
     def until(self, worker: int, time: float) -> None:
         """Waits until a time on this worker's clock, while workers that are due before run."""
@@ -189,9 +182,7 @@ class Baton:
     def _hand_to(self, worker: int, other: int) -> None:
         if not self._is_abandoned:
             self._generators.swap(worker, other)
-        now_s = perf_counter()
-        self._held_s[worker] += now_s - self._since_s
-        self._since_s, self._turn = now_s, self._turn + 1
+        self._turn += 1
         self.holder = other
         self._hint(other)
 

@@ -73,9 +73,6 @@ class SimComm(Comm):
     def now(self) -> float:
         return self.cluster.baton.now[self._worker]
 
-    def turn_s(self) -> float:
-        return self.cluster.baton.held_s(self._worker)
-
     def at(self, step: int, doing: str) -> None:
         self.cluster.at(self._worker, step, doing)
 

@@ -126,10 +126,6 @@ class Comm(ABC):
         """Seconds, on this worker's clock."""
         return time.perf_counter()
 
-    def turn_s(self) -> float:
-        """Seconds of real time, without those in which other workers of this process have had their turn."""
-        return time.perf_counter()
-
     def at(self, step: int, doing: str) -> None:
         """Notes where this worker stands, for errors about workers that keep others waiting."""
 
