@@ -26,7 +26,8 @@ from headrace.adapters.iterables import LoaderSource
 
 ROWS, SIZE, UPDATES, EPOCHS = 38, 2, 19, 2
 STATUS = 77
-HANGS_S = 2  # after which a worker that hangs is given up
+HANGS_S = 2  # after which a worker that hangs is given up, or one that is slow: that is the same failure
+TELLS_S = 60  # the same where it is to come to the row at which it hangs, also on a busy machine
 LOOKS_S = 0.5
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -136,7 +137,8 @@ class Net(torch.nn.Module):
 
 def loader(how: str, at: int, kind: str) -> Any:
     """The loader, whose order comes from torch's generator as it stands."""
-    data, options = Failing(how, at), {"shuffle": True, "num_workers": 2, "timeout": HANGS_S * ("hangs" in how)}
+    timeout_s = {"hangs": HANGS_S, "hangs and tells": TELLS_S}.get(how, 0)
+    data, options = Failing(how, at), {"shuffle": True, "num_workers": 2, "timeout": timeout_s}
     if kind == "stateful":
         stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
         return stateful(data, batch_size=SIZE, **options)
@@ -185,7 +187,7 @@ def test_a_worker_that_fails_is_named_and_no_row_is_lost(
     assert found is not None
     assert int(found[1]) == len(seen.rows) < UPDATES
     for child in multiprocessing.active_children():
-        child.join(60)  # one that was ended may still be there
+        child.join(400)  # one that was ended may still be there
     assert multiprocessing.active_children() == []
 
     assert train(tmp_path / "run", seen, kind=kind) == expected

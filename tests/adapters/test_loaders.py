@@ -131,7 +131,7 @@ def test_an_epoch_that_is_left_leaves_no_process_and_no_thread(name: str) -> Non
                 break
     assert multiprocessing.active_children() == []
     for thread in set(threading.enumerate()) - threads:  # those of multiprocessing's queues are about to end
-        thread.join(60)
+        thread.join(400)
         assert not thread.is_alive()
 
 

@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     child = context.Process(target=_open_on_a_full_disk, args=(path, queue))
     child.start()
     message = queue.get(timeout=400)
-    child.join(60)
+    child.join(400)
     assert "train.ctf cannot be converted into" in message
     assert "Name a folder with room for it: cache=" in message
     assert list(tmp_path.iterdir()) == [path]
@@ -126,7 +126,7 @@ def test_names_of_files_may_be_long_and_strange_and_the_same(name: str, tmp_path
 
 def _open(path: Path, barrier: Any, queue: Any) -> None:
     torch.set_num_threads(1)
-    barrier.wait(60)
+    barrier.wait(400)
     found = open_ctf(path, [X, B])
     queue.put((len(found), found.fingerprint(), found.rows(0, 3)["x"].tolist()))
 
@@ -140,7 +140,7 @@ def test_two_processes_may_open_a_file_at_once(tmp_path: Path) -> None:
         child.start()
     found = [queue.get(timeout=400) for _ in children]
     for child in children:
-        child.join(60)
+        child.join(400)
         assert child.exitcode == 0
     assert found[0] == found[1]
     assert found[0][0] == 3000

@@ -257,7 +257,7 @@ def shards(environment: dict[str, str], local: str, run: str) -> None:
 def test_workers_write_shards_of_a_model_into_the_store(store: Server, tmp_path: Path) -> None:
     local, run = tmp_path / "local", url(tmp_path)
     with start(shards, tmp_path, dict(os.environ), str(local), run) as child:
-        assert child.ending(90) == 0, child.output
+        assert child.ending() == 0, child.output
     forget(run)
     assert len([name for name in files_of(run) if "shard-00001-model" in name]) >= 2
     weights = [MODELS["layers"]() for _ in range(2)]
@@ -276,7 +276,7 @@ def test_reports_are_there_while_it_trains_and_not_too_often(
 
     def slowly(info: hr.Info) -> None:
         wait.wait(0.1)
-        while info.step == 25 and b'"step":10,' not in seen[-1] and len(seen) < 300:
+        while info.step == 25 and b'"step":10,' not in seen[-1] and len(seen) < 3000:
             wait.wait(0.1)
             seen.append(remote.Remote(url(tmp_path)).read("metrics.jsonl") or b"")
 
