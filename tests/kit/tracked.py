@@ -34,6 +34,6 @@ def train(*callbacks: hr.Callback, run: Path | None = None, epochs: int = 2, **o
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=["accuracy"])
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=["accuracy", "confusion"])
     given = {"validate_every": "4 steps", "every": "5 steps", "progress": False}
     return trainer.fit(DATA, DATA, DATA, epochs=epochs, callbacks=list(callbacks), **in_run(run, **given | options))

@@ -141,10 +141,6 @@ def test_workers_that_average_their_statistics_go_on_bit_for_bit(tmp_path: Path)
     whole = hr.launch(main, None, 0, workers=2)
     hr.launch(main, tmp_path / "run", 7, workers=2)
     assert same(hr.launch(main, tmp_path / "run", 0, workers=2), whole)
-    hr.launch(main, tmp_path / "other", 7, workers=2)
-    for one, other in zip(hr.launch(main, tmp_path / "other", 0, workers=1), whole, strict=True):
-        assert one.shape == other.shape
-        assert torch.isfinite(one).all()
 
 
 @pytest.mark.slow

@@ -217,10 +217,10 @@ def logs(key: str, hook: str = "on_validation_end") -> hr.Lambda:
 
 
 def test_numbers_of_ones_own_can_be_looked_at() -> None:
-    keys = ["bleu", "mine/bleu", "val/bleu", "val_loss", "loss", "kappa/f1"]
+    keys = ["bleu", "mine/bleu", "val/bleu", "val_loss", "test_loss", "loss", "kappa/f1"]
     watching = [hr.BestModel(key, mode="max") for key in keys]
     fit([3, 2, 1], *map(logs, keys), *watching)
-    assert [best.best for best in watching] == [15.0] * 6
+    assert [best.best for best in watching] == [15.0] * 7
     for info in small.trainer(batch_size=BATCH).steps(DATA, VAL, epochs=2, callbacks=watching[:1]):
         info.log({"bleu": float(info.step)})  # by the driver of the loop
     assert watching[0].best == 10.0

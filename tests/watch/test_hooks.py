@@ -113,13 +113,6 @@ def test_an_exception_reaches_on_error_of_everybody_and_then_the_caller(at: str,
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in trainer.model.parameters())
 
 
-def test_an_error_of_the_data_reaches_on_error_too() -> None:
-    seen = Recorder()
-    with pytest.raises(hr.DataError):
-        small.trainer().fit((X, Y + 1), epochs=1, progress=False, callbacks=[seen])
-    assert seen.calls == ["fit 0", "epoch 0", "error 0"]
-
-
 # --- a Trainer of one's own ------------------------------------------------------------------------------
 
 

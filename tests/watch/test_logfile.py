@@ -64,15 +64,6 @@ def test_warnings_that_nobody_sees_are_not_in_the_log(tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path / "log") if "warning" in line]
 
 
-def test_two_logs_of_one_training_leave_warnings_as_they_were(tmp_path: Path) -> None:
-    before = warnings.showwarning
-    with pytest.warns(UserWarning, match="beware"):
-        train(LogFile(tmp_path / "a"), LogFile(tmp_path / "b"), At(2, lambda i: warnings.warn("beware", stacklevel=1)))
-    assert warnings.showwarning is before
-    for name in ("a", "b"):
-        assert lines(tmp_path / name).count("warning: beware") == 1
-
-
 def test_somebody_who_replaces_the_way_of_warnings_in_between_keeps_it(tmp_path: Path) -> None:
     seen: list[str] = []
 

@@ -268,16 +268,6 @@ def test_workers_that_are_asked_to_end_within_an_epoch_report_it_once_and_whole(
 # --- who asks ---------------------------------------------------------------------------------------------
 
 
-def test_functions_are_called_at_their_hooks() -> None:
-    called: list[tuple[str, int]] = []
-    own = hr.Lambda(
-        on_epoch_end=lambda info, row: called.append(("epoch", info.step)),
-        on_fit_end=lambda info: called.append(("fit", info.step)),
-    )
-    fit(made(), own)
-    assert called == [("epoch", 10), ("epoch", 20), ("fit", 20)]
-
-
 def test_who_is_not_there_any_more_has_no_say_after_a_resume(tmp_path: Path) -> None:
     first = fit(made(), hr.Freeze("0.*"), hr.BestModel("val/loss", restore=True), epochs=1, run=tmp_path / "run")
     with pytest.warns(UserWarning, match="BestModel that is not there now"):

@@ -1,43 +1,21 @@
 """TensorBoard's files, read back with its own readers: every number once, at its step, whatever was interrupted."""
 
-import io
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from kit import event_files
+from kit import event_files, tracked
 from kit.imports import imported_after
-from kit.in_run import in_run
-from torch import nn
+from kit.tracked import At, fail
 
 import headrace as hr
-
-X = torch.sin(torch.arange(96.0)).reshape(24, 4)
-DATA = (X, (X[:, 0] > 0).long())
-
-
-class Stops(hr.Callback):
-    """Ends the training as an error does, after a step."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_end(self, info: hr.Info) -> None:
-        if info.step == self._step:
-            raise InterruptedError
 
 
 def train(run: Path | None, *callbacks: hr.Callback, epochs: int = 4, **options: Any) -> hr.History:
     """Six updates an epoch, reports of single ones, validations in between, and a test."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    metrics = ["accuracy", "confusion"]
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics=metrics, schedule=hr.Cosine())
-    given = {"log_every": "2 steps", "validate_every": "3 steps", "every": "5 steps", "progress": False}
-    return trainer.fit(DATA, DATA, DATA, epochs=epochs, callbacks=list(callbacks), **in_run(run, **given | options))
+    given = {"log_every": "2 steps", "validate_every": "3 steps"} | options
+    return tracked.train(*callbacks, run=run, epochs=epochs, **given)
 
 
 def test_every_number_is_there_once_at_its_step(tmp_path: Path) -> None:
@@ -53,7 +31,7 @@ def test_every_number_is_there_once_at_its_step(tmp_path: Path) -> None:
 def test_a_training_that_was_interrupted_and_went_on_shows_every_number_once(tmp_path: Path) -> None:
     run, tb = tmp_path / "run", tmp_path / "run" / "tb"
     with pytest.raises(InterruptedError):
-        train(run, hr.TensorBoard(), Stops(14))  # reports of 12 and 14 come after the last checkpoint, of step 10
+        train(run, hr.TensorBoard(), At(14, fail))  # reports of 12 and 14 come after the last checkpoint, of step 10
     before, onlooker = event_files.times(tb), event_files.accumulator(tb)
     assert max(step for _, step in before) == 12
     event_files.shown(onlooker)
@@ -94,7 +72,7 @@ def test_numbers_that_were_written_twice_would_be_noticed(tmp_path: Path) -> Non
     """The negative control: a writer that goes on in a file of its own, as most do."""
     run, tb = tmp_path / "run", tmp_path / "run" / "tb"
     with pytest.raises(InterruptedError):
-        train(run, hr.TensorBoard(), Stops(14))
+        train(run, hr.TensorBoard(), At(14, fail))
     (kept,) = tb.iterdir()
     kept.rename(tb / f"{kept.name}.other")
     train(run, hr.TensorBoard())
@@ -160,17 +138,6 @@ def test_a_report_that_corrects_another_takes_its_place(tmp_path: Path) -> None:
     found = event_files.raw_curves(tmp_path)
     assert dict(found["val/loss"])[6] == 7.0
     assert [step for step, _ in found["val/loss"]] == [3, 6, 9, 12]
-
-
-def test_records_are_those_of_tensorboards_own_writer() -> None:
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    from headrace.watch.tensorboard import _record
-
-    for data in (b"", b"a", bytes(range(256)), b"\xff" * 1000):
-        ours = io.BytesIO()
-        RecordWriter(ours).write(data)
-        assert _record(data) == ours.getvalue()
 
 
 MADE = "from headrace import TensorBoard; board = TensorBoard({!r})"

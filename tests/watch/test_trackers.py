@@ -120,6 +120,10 @@ def test_the_end_waits_no_longer_for_a_server_that_has_not_answered_for_so_long_
         far.changed.notify_all()
 
 
+def interrupt(info: hr.Info) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
     first, then = Far(), Far()
     with pytest.raises(InterruptedError):
@@ -130,6 +134,16 @@ def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
     assert then.record == [4, 6, 8, 12]
     train(then, run=tmp_path / "another")
     assert then.begun == ["name", ""]
+
+
+@pytest.mark.parametrize(
+    ("act", "error"), [(lambda info: info.trainer.preempt(), SystemExit), (interrupt, KeyboardInterrupt)]
+)
+def test_a_record_of_a_training_that_was_interrupted_ends_as_that(act: Any, error: Any, tmp_path: Path) -> None:
+    far = Far()
+    with pytest.raises(error):
+        train(far, At(7, act), run=tmp_path / "run")
+    assert far.ended == ["interrupted"]
 
 
 def test_a_record_that_cannot_begin_is_found_before_the_first_step() -> None:
