@@ -10,7 +10,7 @@ from torch import Tensor
 
 import headrace as hr
 from headrace.testing.makers import dense_table
-from kit.good_sources import LINES, WHOLE, Numbers, Round, Sentences
+from kit.good_sources import WHOLE, Numbers, Round, Words
 
 Bad = tuple[str, Any, str]
 
@@ -103,27 +103,12 @@ class ShardsByTime(Numbers):
         self.at, self.count = state["at"], state["count"]
 
 
-class PackedTooFull(Sentences):
-    def __init__(self) -> None:
-        super().__init__(LINES)
+class UnevenItems(Words):
+    """The first worker gets one sequence, and the last one all others."""
 
-    def stop(self, size: int) -> int:
-        return min(super().stop(size) + 1, len(self.words)) if size > 3 else super().stop(size)
-
-
-class UnevenItems(Sentences):
-    """By rows, where items are counted: one worker gets the long sequences."""
-
-    def __init__(self) -> None:
-        super().__init__("".join(f"{k} |x 1:1 |y 1\n" * (30 if k == 7 else 1 + 3 * (k > 2)) for k in range(8)))
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        if self.at == len(self.words):
-            return None
-        start, self.at = self.at, self.stop(size)
-        first = min(self.at, start + 1)
-        cuts = [start, *[first] * (shard.count - 1), self.at] if shard.count > 1 else [start, self.at]
-        return self.made(cuts[shard.index], cuts[shard.index + 1], self.at - start)
+    def part(self, rows: int, shard: hr.Shard) -> tuple[int, int]:
+        cuts = [0, *[min(1, rows)] * (shard.count - 1), rows]
+        return cuts[shard.index], cuts[shard.index + 1]
 
 
 class StateThatMoves(Numbers):
@@ -246,7 +231,7 @@ BAD: list[Bad] = [
     ("balance", UnevenItems, "within one sequence of"),
     ("workers", ShardsByTime, "size 1, batch 1, 3 workers from the state of one of 1"),
     bad("size", "TooLarge", "next_batch\\(4, .*expected at most 4 rows, got 5", next_batch=UP),
-    ("size", PackedTooFull, "next_batch\\(4, .*expected at most 4 items of 'words', got 7"),
+    bad("size", "PackedTooFull", "next_batch\\(4, .*expected at most 4 items of 'words', got 5", Words, next_batch=UP),
     bad(
         "streams",
         "WrongDtypeWhenEmpty",

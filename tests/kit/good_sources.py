@@ -8,7 +8,6 @@ from torch import Tensor
 
 import headrace as hr
 from headrace.data.ragged import Ragged
-from headrace.data.sparse import Sparse
 from headrace.testing.makers import dense_table, ragged_table, sparse_sequences, sparse_table
 
 WHOLE = hr.Shard()
@@ -21,112 +20,6 @@ MAKERS: dict[str, Callable[[], hr.ArrayTable]] = {
     "sparse": lambda: sparse_table(11),
     "sparse sequences": lambda: sparse_sequences(SEQUENCES),
 }
-
-
-class Sentences(hr.Source):
-    """Sparse words and one label per sequence, from lines as CNTK has them: `id |x word:1 |y 0 1 0`."""
-
-    sized_by = "words"
-    shards = elastic = thread_safe = True
-
-    def __init__(self, lines: str, dim: int = 600) -> None:
-        words: dict[str, list[int]] = {}
-        labels: dict[str, list[float]] = {}
-        for line in lines.splitlines():
-            name, word, *label = line.split("|")
-            words.setdefault(name, []).append(int(word.removeprefix("x ").partition(":")[0]))
-            if label:
-                labels[name] = [float(number) for number in label[0].split()[1:]]
-        self.words, self.labels, self.dim, self.at = list(words.values()), torch.tensor(list(labels.values())), dim, 0
-
-    @property
-    def streams(self) -> Sequence[hr.Stream]:
-        label = hr.Stream("label", (self.labels.shape[1],))
-        return [hr.Stream("words", (self.dim,), layout="sparse", sequence=True), label]
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        if self.at == len(self.words):
-            return None
-        start, self.at = self.at, self.stop(size)
-        lengths = torch.tensor([len(sequence) for sequence in self.words[start : self.at]])
-        cuts = lengths.cumsum(0) * shard.count <= lengths.sum() * torch.tensor([[shard.index], [shard.index + 1]])
-        first, last = (start + cuts.sum(1)).tolist()
-        return self.made(first, last, self.at - start)
-
-    def stop(self, size: int) -> int:
-        """Where the batch ends that begins now: whole sequences, at least one."""
-        stop, held = self.at + 1, len(self.words[self.at])
-        while stop < len(self.words) and held + len(self.words[stop]) <= size:
-            held, stop = held + len(self.words[stop]), stop + 1
-        return stop
-
-    def made(self, first: int, last: int, total: int) -> hr.Batch:
-        sequences = self.words[first:last]
-        ids = torch.tensor([word for sequence in sequences for word in sequence], dtype=torch.int64)
-        offsets = torch.tensor([0, *map(len, sequences)]).cumsum(0)
-        words = Ragged(Sparse.one_hot(ids, self.dim), offsets)
-        return hr.Batch({"words": words, "label": self.labels[first:last]}, total=total)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
-LINES = """7 |x 560:1 |y 1 0 0 0 0
-7 |x 0:1
-7 |x 0:1
-12 |x 560:1 |y 0 1 0 0 0
-12 |x 0:1
-12 |x 0:1
-12 |x 424:1
-20 |x 160:1 |y 0 0 1 0 0
-20 |x 5:1
-31 |x 460:1 |y 0 0 0 1 0
-31 |x 3:1
-31 |x 3:1
-31 |x 425:1
-31 |x 8:1
-40 |x 1:1 |y 0 0 0 0 1
-"""
-
-
-class Restarting(Sentences):
-    """Without state: it begins again by itself."""
-
-    state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict
-    elastic = False
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        batch = super().next_batch(size, shard)
-        if batch is None:
-            self.at = 0
-        return batch
-
-
-class Unsharded(Sentences):
-    """Read whole by every worker."""
-
-    shards = elastic = thread_safe = False
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        assert shard == WHOLE
-        return super().next_batch(size)
-
-
-class Endless(Sentences):
-    """Sentence after sentence, again and again."""
-
-    endless = True
-
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
-        self.at %= len(self.words)
-        return super().next_batch(size, shard)
-
-
-class EndlessUnshardedRestarting(Unsharded, Endless):
-    state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict
 
 
 class Numbers(hr.Source):
@@ -263,3 +156,61 @@ class OneColumn(Numbers):
     def fields(self, x: Tensor) -> Mapping[str, Any]:
         first = int(x[0]) if len(x) else 0
         return {**super().fields(x), "x": self.wide[first : first + len(x), 0]}
+
+
+class Words(Numbers):
+    """Sized by items: each row has a sequence of one word."""
+
+    sized_by = "words"
+
+    @property
+    def streams(self) -> Sequence[hr.Stream]:
+        return [*super().streams, hr.Stream("words", dtype="int64", sequence=True)]
+
+    def fields(self, x: Tensor) -> Mapping[str, Any]:
+        return {**super().fields(x), "words": Ragged(x, torch.arange(len(x) + 1))}
+
+
+class Plain(Numbers):
+    """Does not say where an epoch ends, nor how many batches it has."""
+
+    marks_ends, batches = False, hr.Source.batches
+
+    def ends(self) -> bool:
+        return False
+
+
+class Restarting(Plain):
+    """Without state: it begins again by itself."""
+
+    state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict
+    elastic = False
+
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+        batch = super().next_batch(size, shard)
+        self.at = 0 if batch is None else self.at
+        return batch
+
+
+class Unsharded(Plain):
+    """Read whole by every worker."""
+
+    shards = elastic = thread_safe = False
+
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+        assert shard == WHOLE
+        return super().next_batch(size)
+
+
+class Endless(Plain):
+    """Row after row, again and again."""
+
+    endless = True
+
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+        self.at %= self.n
+        return super().next_batch(size, shard)
+
+
+class EndlessUnshardedRestarting(Unsharded, Endless):
+    state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict

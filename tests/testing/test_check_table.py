@@ -18,18 +18,6 @@ from headrace.testing.tables import check_table
 # --- the small tables ------------------------------------------------------------------------------------
 
 
-def test_the_values_of_the_small_tables_tell_row_and_item() -> None:
-    batches = {name: make().take(torch.tensor([6, 2])) for name, make in MAKERS.items()}
-    assert all(batch["row"].tolist() == [6, 2] for batch in batches.values())
-    assert batches["dense"]["x"].tolist() == [[6000, 6001, 6002], [2000, 2001, 2002]]
-    assert [row.tolist() for row in batches["ragged"]["words"]] == [[6000, 6001], [2000, 2001, 2002, 2003, 2004]]
-    words = batches["sparse"]["words"]
-    assert [words[k : k + 1].indices.tolist() for k in range(2)] == [[6, 7], [2, 3]]
-    assert words.values.tolist() == [6, 6.125, 2, 2.125]
-    assert [row.ids.tolist() for row in batches["sparse sequences"]["words"]] == [[6, 13], [2, 9, 16, 3, 10]]
-    assert batches["sparse sequences"]["label"].tolist() == [1, 2]
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_small_tables_keep_their_promises(name: str) -> None:
     report = check_table(MAKERS[name])
