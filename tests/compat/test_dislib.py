@@ -160,12 +160,6 @@ def test_workers_that_are_processes_come_to_the_bits_of_virtual_ones(row: int, t
         assert child.ending() == 0, child.output
 
 
-def test_plain_arrays_are_cut_into_a_block_for_each_worker_and_losses_are_kept() -> None:
-    trainer = built(workers=2)
-    trainer.fit_synchronous_with_GPU(X, Y, 6, 3)
-    assert trainer.history["train/accuracy"][-1] > 0.8
-
-
 @pytest.mark.parametrize(
     ("given", "twin"),
     [

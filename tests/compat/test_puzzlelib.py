@@ -377,16 +377,6 @@ def test_the_example_and_its_native_twin_come_to_the_same_errors() -> None:
 # --- loops of one's own, and what may change between two batches ---------------------------------------------
 
 
-def test_a_batch_of_the_host_or_of_the_device_may_be_handled_by_hand() -> None:
-    handler = trainer(linear())
-    handler.handleBatch([X[:5], Y[:5]], 0, None)
-    host = handler.cost.getError()
-    twin = trainer(linear())
-    twin.handleBatch([torch.from_numpy(X[:5]), torch.from_numpy(Y[:5])], 0, None)
-    assert host == twin.cost.getError()
-    torch.testing.assert_close(handler.module.weight, twin.module.weight)
-
-
 def test_a_cost_is_called_with_predictions_and_gives_the_error_and_a_gradient_that_points_downhill() -> None:
     model, cost, optimizer = linear(), pl.CrossEntropy(), pl.SGD(learnRate=0.1)
     optimizer.setupOn(model)

@@ -67,20 +67,6 @@ def test_the_losses_are_those_of_the_formulas_and_the_total_is_their_weighted_su
     assert losses["total_loss"] == pytest.approx(total, abs=1e-6)
 
 
-def test_sums_over_all_instances_are_a_setting() -> None:
-    focal = hr.Focal(ignore_index=vision.NONE, reduce="sum")
-    model, plain = detector(), detector()
-    training = trainer(vision.Detection(focal, hr.Huber(reduce="sum")), model)
-    focal_sum, huber_sum, positives = by_hand(plain, batch())
-    (focal_sum + huber_sum).backward()
-    losses = training.step(batch())
-    training.release()
-    assert float(losses["huber"]) == pytest.approx(huber_sum.item() / (4 * positives), rel=1e-5)  # reported are means
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert theirs.grad is not None
-        torch.testing.assert_close(ours, theirs - 0.01 * theirs.grad, rtol=1e-4, atol=1e-5)
-
-
 def weights_after(steps: int, **options: Any) -> list[Tensor]:
     training = trainer(vision.Detection(prior=hr.L2Prior(1e-3)), **options)
     for _ in range(steps):
@@ -104,22 +90,6 @@ def test_images_without_any_boxes_train() -> None:
         losses = training.step(streams)
     assert 0 < float(losses["focal"]) < first
     assert float(losses["huber"]) == 0
-
-
-def test_any_model_with_the_same_outputs_can_be_trained() -> None:
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Conv2d(1, 2 * (4 + 4), 8, stride=8)
-
-        def forward(self, images: Tensor) -> dict[str, Tensor]:
-            found = self.head(images).movedim(1, -1).reshape(len(images), -1, 8)
-            anchors = vision.Anchors(strides=(8,))(*images.shape[-2:], images.device)
-            return {"class_logits": found[..., :4], "box_codes": found[..., 4:], "anchors": anchors}
-
-    training = trainer(vision.Detection(), Plain(), microbatch=3)
-    first = float(training.step(batch())["total_loss"])
-    assert all(float(training.step(batch())["total_loss"]) < first for _ in range(3))
 
 
 def test_classes_that_the_model_does_not_have_are_refused() -> None:

@@ -81,12 +81,6 @@ def test_pixels_whose_range_is_not_known_are_refused(kind: Any, tmp_path: Path) 
             masked.rows(0, 1)
 
 
-def test_a_mask_of_sixteen_bits_is_its_numbers(tmp_path: Path) -> None:
-    mask = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
-    table = vision.ImageFiles([save(tmp_path / "a.png", pixels(8, 8))], (8, 8), masks=[save(tmp_path / "m.png", mask)])
-    assert table.rows(0, 1)["segmentation_image"][0].tolist() == mask.tolist()
-
-
 def test_one_thread_and_several_read_the_same(classes: tuple[Path, list[np.ndarray]]) -> None:
     tables = [vision.class_folders(classes[0], (16, 16), threads=threads) for threads in (1, 3)]
     one, other = (table.rows(0, 5)["image"] for table in tables)

@@ -46,29 +46,6 @@ def a_training(source: Any, **options: Any) -> Any:
     return trainer, np.concatenate([p.value.ravel() for p in z.parameters])
 
 
-def test_a_source_is_known_by_its_streams() -> None:
-    source = Sentences()
-    assert list(source.streams) == ["features", "labels"]
-    assert source["features"] is source.fsi
-    assert source.fsi.stream_id == 0
-    assert source.fsi.storage_format == "sparse"
-    assert source.fsi.sample_shape == (WORDS,)
-    assert source.stream_info("labels").dtype is np.float32
-    assert not source.is_infinite()
-
-
-def test_a_minibatch_is_a_dict_by_stream_of_at_most_so_many_samples() -> None:
-    source = Sentences()
-    first, second = source.next_minibatch(7, 1, 0), source.next_minibatch(7, 1, 0)
-    assert set(first) == {source.fsi, source.lsi}
-    assert [first[source.fsi].num_samples, second[source.fsi].num_samples] == [7, 7]
-    assert first[source.fsi].num_sequences == 2
-    assert first[source.lsi].num_samples == 2
-    assert not second[source.fsi].end_of_sweep
-    assert source.next_minibatch(7, 1, 0)[source.fsi].end_of_sweep
-    assert [each.indices.tolist() for each in first[source.fsi].as_sequences()] == [[560, 0, 0], [560, 0, 0, 424]]
-
-
 def test_the_manuals_program_prints_its_four_epochs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
     source = Sentences()
     trainer, _ = a_training(source)
