@@ -138,12 +138,12 @@ class Points(Generic[Value]):
     the first batch that begins at its point or behind it.
     """
 
-    def __init__(self, given: Mapping[str | int, Value], what: str, example: str) -> None:
+    def __init__(self, given: Mapping[Any, Value], what: str, example: str) -> None:
         values = dict(given)
         if 0 not in values:
             raise ConfigError(f"{what}= begins with a value for 0, as in {example}; got {given!r}.", argument=what)
         self.first: Value = values.pop(0)
-        self.later: list[tuple[Length, Value]] = [(interval(key, what), v) for key, v in values.items()]  # type: ignore[arg-type]
+        self.later: list[tuple[Length, Value]] = [(interval(key, what), v) for key, v in values.items()]
         reached: dict[str, float] = {}
         for point, _ in self.later:
             if reached.get(point.unit, 0) >= point.count:

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..data.fields import Field
 from ..data.maps import Change, Mapped
 from ..data.order import Permutation
 from ..data.orders import MixOrder
@@ -37,7 +35,7 @@ def concat(*tables: Any) -> Table:
     return Concat([as_table(table) for table in tables])
 
 
-Weights = Sequence[float] | Mapping[str | int, Sequence[float]]
+Weights = Sequence[float] | Mapping[Any, Sequence[float]]
 
 
 def mix(
@@ -116,7 +114,7 @@ def skip(table: Any, rows: int) -> Table:
     return View(found, range(min(rows, len(found)), len(found)))
 
 
-def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
+def filter(table: Any, keep: Callable[[dict[str, Any]], Any]) -> Table:
     """Keeps the rows for which `keep`, a function of the fields of many rows, is true; reads the table once."""
     found, kept, start = as_table(table), [], 0
     for batch in blocks_of(found):

@@ -48,9 +48,9 @@ class ArrayTable(Table):
             )
         if not columns:
             raise DataError("a table needs at least one stream.")
-        self.columns = {name: _as_rows(name, column) for name, column in columns.items()}
+        self.columns: dict[str, Any] = {name: _as_rows(name, column) for name, column in columns.items()}
         self._length = one_length({name: len(column) for name, column in self.columns.items()})
-        devices = {column.device for column in self.columns.values()}
+        devices: set[torch.device] = {column.device for column in self.columns.values()}
         if len(devices) > 1:
             raise DataError(f"the streams are on different devices: {', '.join(map(str, devices))}. Move them to one.")
         self.device, self.block = devices.pop(), block
@@ -69,7 +69,8 @@ class ArrayTable(Table):
         return Batch({name: column[start:stop] for name, column in self.columns.items()}, stop - start)
 
     def lengths(self, stream: str) -> Tensor:
-        return self.columns[self.sequence(stream).name].host_offsets.diff()  # type: ignore[union-attr]
+        lengths: Tensor = self.columns[self.sequence(stream).name].host_offsets.diff()
+        return lengths
 
     def resident(self, device: torch.device) -> bool:
         return self.device == device

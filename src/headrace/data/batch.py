@@ -131,16 +131,16 @@ class Batch:
         ends_epoch: bool = False,
         share: float | None = None,
     ) -> None:
-        self.fields = fields
+        self.fields: Mapping[str, Any] = fields
         self.rows = _rows_of(fields) if rows is None else rows
         self.total = self.samples = self.rows if total is None else total
         self._tells_total = total is not None
-        self.cursor = cursor
+        self.cursor: Any = cursor
         self.ends_epoch = ends_epoch
         self._share = share
         self.part = 0
         """Its number, if it is one of the parts that a batch was cut into."""
-        self.macrobatch: Mapping[str, Field] | None = None
+        self.macrobatch: Mapping[str, Any] | None = None
         """The fields of the macrobatch that this is a view of, if it is one of several."""
 
     def __getitem__(self, stream: str) -> Any:

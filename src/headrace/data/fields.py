@@ -155,7 +155,7 @@ class Pieces(Rows):
 class Opaque(Protocol):
     """A field of any other kind, such as a batch of graphs; it is never cut or joined."""
 
-    def to(self, device: Any) -> Self: ...
+    def to(self, device: Any) -> Any: ...
 
 
 Field = Tensor | Rows | Opaque

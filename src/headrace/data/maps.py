@@ -20,7 +20,7 @@ from .ragged import Ragged
 from .source import Table, check_batch, fingerprint_of
 from .views import Wrapper, blocks_of, name_of
 
-Change = Callable[..., Mapping[str, Field]]
+Change = Callable[..., Mapping[str, Any]]
 """A function of the fields of many rows by name, and optionally of draws, which returns all new fields."""
 PROBE = 64  # rows that show what a map makes of them
 MAP, AUGMENT = "map():", "augment="

@@ -22,7 +22,8 @@ class Ragged(Rows):
 
     def __init__(self, values: "Tensor | Sparse", offsets: Any) -> None:
         offsets = torch.as_tensor(offsets)
-        self.values, self.offsets, self.host_offsets = values, offsets, offsets.cpu()
+        self.values: Any = values
+        self.offsets, self.host_offsets = offsets, offsets.cpu()
         self._mask: Tensor | None = None
         check_offsets(self.host_offsets, len(values), "a Ragged", "values")
 
@@ -69,7 +70,8 @@ class Ragged(Rows):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.values.dtype
+        dtype: torch.dtype = self.values.dtype
+        return dtype
 
     @property
     def lengths(self) -> Tensor:

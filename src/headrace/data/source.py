@@ -72,7 +72,7 @@ class Source(ABC):
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         """The shard's part of the next `size` rows; `None` at the end."""
 
-    def state_dict(self) -> State | None:
+    def state_dict(self) -> State | Any:
         """The position of the source, as plain values and tensors; `None` if it has none."""
         return None
 
@@ -341,7 +341,7 @@ def part_of(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
         return Batch(batch.fields, batch.rows, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
     if _is_indivisible(batch):
         raise SourceError("a batch with fields that have no rows cannot be shared by workers: give the source shards.")
-    fields = {name: rows[start:stop] for name, rows in batch.fields.items()}  # type: ignore[index]
+    fields = {name: rows[start:stop] for name, rows in batch.fields.items()}
     return Batch(fields, stop - start, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
 
 

@@ -79,7 +79,7 @@ class Sparse(Rows):
         where = torch.repeat_interleave(starts, self.offsets.diff(), output_size=len(self.indices)) + self.indices
         return flat.index_add_(0, where, self._numbers()).view(len(self), self.dim)
 
-    def bag(self) -> dict[str, Tensor | None]:
+    def bag(self) -> dict[str, Any]:
         """The arguments of an EmbeddingBag: `embedding(**words.bag())`; values other than 1 want its mode "sum"."""
         return {"input": self.indices.long(), "offsets": self.offsets[:-1], "per_sample_weights": self.values}
 

@@ -16,7 +16,7 @@ from .fields import has_rows
 from .shard import Shard
 from .source import Source
 
-BatchSize = int | Mapping[str | int, int]
+BatchSize = int | Mapping[Any, int]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 256 << 20  # free memory at the top of the heap that is not given back
 LARGEST_BYTES = 32 << 20  # the largest block that may come from the heap; glibc allows no more
@@ -29,7 +29,7 @@ class Sizes:
     """
 
     def __init__(self, given: BatchSize, what: str = "batch_size") -> None:
-        sizes: dict[str | int, int] = dict(given) if isinstance(given, Mapping) else {0: given}
+        sizes: dict[Any, int] = dict(given) if isinstance(given, Mapping) else {0: given}
         for key, size in sizes.items():
             sizes[key] = as_count(size) or 0
             if not sizes[key]:

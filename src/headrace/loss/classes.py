@@ -79,7 +79,7 @@ class CrossEntropy(Loss):
 
     def _targets(self, batch: Batch) -> Tensor:
         """The targets as torch takes them: one class for each place, or probabilities."""
-        targets: Tensor = batch.fields[self.target]  # type: ignore[assignment]  # checked before
+        targets: Tensor = batch.fields[self.target]  # checked before
         return targets if targets.is_floating_point() or targets.dtype == torch.int64 else targets.long()
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:

@@ -157,7 +157,7 @@ def _terms_of_rows(
     with torch.no_grad():
         for output, batch in zip(outputs, batches, strict=True):
             for k in range(batch.rows):
-                one = Batch({name: value[k : k + 1] for name, value in batch.fields.items()}, 1)  # type: ignore[index]
+                one = Batch({name: value[k : k + 1] for name, value in batch.fields.items()}, 1)
                 terms = objective.terms(model, one, _part(output, k, batch.rows))
                 trained = {n: t for n, t in terms.items() if t.counts and t.coefficient}
                 found.append({n: float(t.sum) * t.times * t.coefficient for n, t in trained.items()})

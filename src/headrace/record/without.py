@@ -62,7 +62,7 @@ def weightless(batch: Batch, streams: Sequence[str], rows: Any) -> Batch:
     """A batch in which some rows have weight 0."""
     changed, fields = copy.copy(batch), dict(batch.fields)
     for name in streams:
-        weights = fields[name].clone()  # type: ignore[union-attr]
+        weights = fields[name].clone()
         weights[torch.from_numpy(rows).to(weights.device)] = 0
         fields[name] = weights
     changed.fields, changed.macrobatch = fields, None

@@ -27,8 +27,8 @@ from ..loss.objective import ByTrainStep, NoLoss, Objective, as_objective, modul
 from . import check
 from .weights import encoding_of, remember_encoding
 
-OptimizerLike = Optimizer | list[Optimizer] | Callable[[Iterable[nn.Parameter]], Optimizer | list[Optimizer]]
-Optimizers = Mapping[str, Optimizer | list[Optimizer] | tuple[Optimizer, str]]
+OptimizerLike = Optimizer | list[Any] | Callable[[Iterator[nn.Parameter]], Optimizer | Sequence[Optimizer]]
+Optimizers = Mapping[str, Optimizer | list[Any] | tuple[Optimizer, str]]
 """Optimizers by key; `(optimizer, "5 steps")` is one that is used at every fifth step."""
 RESIDENT_SHARE = 0.25  # of a GPU's free memory that a data set may take to be kept there
 

@@ -145,7 +145,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     package, extra = EXTRAS.get(scheme, ("fsspec", "s3"))
     try:
         importlib.import_module(package)
-        import fsspec  # type: ignore[import-untyped]
+        import fsspec
     except ImportError:
         raise ConfigError(f'{url} needs {package}, which is not installed: pip install "headrace[{extra}]"') from None
     options: dict[str, Any] = {"use_listings_cache": False}

@@ -193,7 +193,7 @@ class _ByLength(Rates):
 
     moves = True
 
-    def __init__(self, given: Mapping[str | int, float], optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, given: Mapping[Any, float], optimizers: Sequence[Optimizer]) -> None:
         super().__init__(optimizers)
         self._points = _points_of(given)
         for group in self._groups:
@@ -211,8 +211,8 @@ class _ByLength(Rates):
             put_rate(group, rate * (group.setdefault("initial_lr", float(group["lr"])) / first))
 
 
-def _points_of(given: Mapping[str | int, float]) -> Points[float]:
-    rates: dict[str | int, float] = {}
+def _points_of(given: Mapping[Any, float]) -> Points[float]:
+    rates: dict[Any, float] = {}
     for key, rate in given.items():
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= float(rate) < math.inf:
             raise ConfigError(f"schedule= gives rates that are not negative, got {rate!r} for {key!r}.")

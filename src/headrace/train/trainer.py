@@ -138,7 +138,7 @@ class Trainer:
         if shards:
             check.can_shard(arguments, self.has_own_train_step or self.has_own_evaluate_step)
         self.workers = make_workers(strategy, self.device)
-        self.model = self.workers.strategy.place_model(model, self.device, optimizer)
+        self.model: Any = self.workers.strategy.place_model(model, self.device, optimizer)
         clip_norm, clip_value = check.plain_number(clip_norm), check.plain_number(clip_value)
         self.objectives, self.optimizers, every = by_key(loss, optimizer, model, own=self.has_own_train_step)
         self.eval_objectives = scorers(self.objectives, eval_loss)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.draws import Draws
-from ..data.fields import Field
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from .boxes import areas, cut_to
@@ -64,7 +63,7 @@ class Augment:
         self.contrast, self.brightness, self.noise = contrast, brightness, noise
         self.outside, self.min_visible = outside, min_visible
 
-    def __call__(self, fields: Mapping[str, Field], draws: Draws) -> dict[str, Field]:
+    def __call__(self, fields: Mapping[str, Any], draws: Draws) -> dict[str, Any]:
         image: Any = fields.get(IMAGE)
         if not isinstance(image, Tensor) or image.dim() != 4:
             raise DataError(f"Augment wants a stream {IMAGE!r} with channels, rows and columns, got {list(fields)}.")
@@ -73,7 +72,7 @@ class Augment:
         moved: dict[str, Any] = {**fields, IMAGE: self._lit(_sampled(image, grid, "bilinear"), draws)}
         for name, outside in ((MASK, self.outside), (WEIGHTS, 0)):
             if name in fields:
-                given: Any = fields[name]
+                given = fields[name]
                 places = _sampled((given - outside).float().unsqueeze(1), grid, "nearest").squeeze(1)
                 moved[name] = places.to(given.dtype) + outside
         if BOXES in fields:

@@ -63,7 +63,7 @@ class History:
         return {key: value for row in self.rows for key, value in row.items()}
 
     @property
-    def best(self) -> dict[str, Any] | None:
+    def best(self) -> dict[str, Any] | Any:
         """The row of the best step: the one a callback has marked, or that with the least loss.
 
         The loss of the validation, where there is one, else that of the training; NaN is never the best. `None` if

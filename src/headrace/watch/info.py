@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..length import Counters, Length, interval
@@ -259,7 +259,7 @@ class Info:
         self.evaluated_weights = tensors
 
     @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
+    def evaluating(self) -> Iterator[Any]:
         """The model as it would be validated now: averaged weights if there are any, eval mode, no gradients.
 
         `with info.evaluating() as model: ...`; weights, modes and random numbers are as they were afterwards, also

@@ -223,7 +223,7 @@ def _static(var: Variable, field: Field) -> Field:
     return field
 
 
-def _samples(var: Variable, field: Field) -> Field:
+def _samples(var: Variable, field: Any) -> Field:
     """A row for each sample."""
     if isinstance(field, Ragged):
         if field.items != len(field) or field.longest > 1:

@@ -31,7 +31,7 @@ __all__ = [
 
 def create_dl_model(
     type: str,
-    class_ids: Sequence[int] | int,
+    class_ids: Any,
     *,
     image_width: int,
     image_height: int,

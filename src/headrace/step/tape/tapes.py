@@ -240,7 +240,7 @@ class Tapes:
         buffers = list(self._model.buffers())
         writable = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
         present = [each for each in self._gradients() if each is not None]
-        return Recording(streams, [*fixed, *buffers], writable, present)  # type: ignore[arg-type]
+        return Recording(streams, [*fixed, *buffers], writable, present)
 
     def _make_tape(
         self,
