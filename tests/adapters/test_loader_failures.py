@@ -204,11 +204,11 @@ def test_a_source_that_has_failed_can_be_asked_again() -> None:
     expected = [batch["i"].tolist() for batch in hr.Feed(source)]
     torch.manual_seed(0)
     source = LoaderSource(loader("raises", expected[9][0], "plain"), names=("x", "y", "i"), streams=STREAMS)
-    found = [source.next_batch(1)["i"].tolist() for _ in range(9)]  # type: ignore[index]
+    found = [source.next_batch(1)["i"].tolist() for _ in range(9)]
     with pytest.raises(hr.SourceError, match="failed after 9 batches"):
         source.next_batch(1)
     source._data.dataset.at = -1  # type: ignore[attr-defined]
-    found += [source.next_batch(1)["i"].tolist() for _ in range(UPDATES - 9)]  # type: ignore[index]
+    found += [source.next_batch(1)["i"].tolist() for _ in range(UPDATES - 9)]
     assert found == expected
 
 

@@ -86,7 +86,7 @@ def test_a_dataset_may_use_gradients_and_its_batches_have_none() -> None:
     weight = torch.ones(2, requires_grad=True)
 
     def give(i: int) -> Any:
-        x = torch.full((2,), float(i), requires_grad=True)
+        x: Any = torch.full((2,), float(i), requires_grad=True)
         (x**2).sum().backward()
         return x.grad * weight, i
 
@@ -136,7 +136,7 @@ def test_an_epoch_that_is_left_leaves_no_process_and_no_thread(name: str) -> Non
 
 
 def test_workers_that_are_to_stay_do_and_give_every_epoch() -> None:
-    loader = DataLoader(Samples(), SIZE, num_workers=1, persistent_workers=True)
+    loader: Any = DataLoader(Samples(), SIZE, num_workers=1, persistent_workers=True)
     with hr.Feed(LoaderSource(loader)) as feed:
         pids = []
         for _ in range(2):
@@ -319,8 +319,8 @@ def reading() -> hr.Trainer:
     return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1))
 
 
-BY_LENGTH = {"batch_sampler": [[0, 1], [2, 3]]}  # rows of one length are put together
-PADDED: dict[str, tuple[Any, Any]] = {
+BY_LENGTH: dict[str, Any] = {"batch_sampler": [[0, 1], [2, 3]]}  # rows of one length are put together
+PADDED: dict[str, tuple[Any, ...]] = {
     "collated": tuple(DataLoader(sentences(rows), 2, collate_fn=padded) for rows in ([3, 5, 9, 2], [7, 7])),
     "one by one": tuple(DataLoader(sentences(rows), 1) for rows in ([3, 5, 9, 2], [7, 7])),
     "by length": tuple(DataLoader(sentences(rows), **BY_LENGTH) for rows in ([3, 3, 5, 5], [7, 7, 2, 2])),
@@ -338,7 +338,7 @@ def test_data_whose_batches_are_padded_apart_are_trained_on_and_scored(kind: str
 
 def test_a_loader_that_stacks_rows_declares_their_shape() -> None:
     """So that data for which the model is not made are refused before the first update."""
-    wide, narrow = (DataLoader([(torch.zeros(width), 0.0) for _ in range(4)], 2) for width in (5, 4))
+    wide, narrow = (DataLoader[Any]([(torch.zeros(width), 0.0) for _ in range(4)], 2) for width in (5, 4))
     assert str(hr.LoaderSource(wide).streams[0]) == "x: float32[5]"
     trainer = reading()
     with pytest.raises(
@@ -386,14 +386,14 @@ def test_what_can_be_read_once_goes_on_but_not_back() -> None:
     fresh = LoaderSource(numbers())
     assert len(fresh.streams) == 1
     fresh.load_state_dict(cursors[1])  # type: ignore[arg-type]
-    assert fresh.next_batch(1)["x"].tolist() == [4, 5]  # type: ignore[index]
+    assert fresh.next_batch(1)["x"].tolist() == [4, 5]
     with pytest.raises(hr.SourceError, match="an iterator, which cannot go back"):
         fresh.load_state_dict(cursors[0])  # type: ignore[arg-type]
 
 
 def test_a_loader_that_was_made_otherwise_cannot_go_on() -> None:
     def cursor(loader: Any) -> dict[str, Any]:
-        return LoaderSource(loader).pull(1).cursor  # type: ignore[union-attr, return-value]
+        return LoaderSource(loader).pull(1).cursor
 
     other = LoaderSource(DataLoader(Samples(), 8, shuffle=True))
     with pytest.raises(hr.SourceError, match=r"batch_size: saved 4, now 8"):
@@ -407,9 +407,9 @@ def test_a_loader_that_was_made_otherwise_cannot_go_on() -> None:
 
 
 def test_data_that_have_become_shorter_cannot_go_on() -> None:
-    shorter = [Own(), list(Own())[:2]]
+    shorter: list[Any] = [Own(), list(Own())[:2]]
     source = LoaderSource(shorter[0])
-    cursor = [source.pull(1) for _ in range(4)][-1].cursor  # type: ignore[union-attr]
+    cursor = [source.pull(1) for _ in range(4)][-1].cursor
     source._data = shorter[1]
     source.load_state_dict({**cursor, "made": source.state_dict()["made"]})  # type: ignore[dict-item]
     with pytest.raises(hr.SourceError, match="ended after 2 batches of epoch 0, of which 4 had been used"):
@@ -449,7 +449,7 @@ def test_a_sampler_hears_the_epoch() -> None:
 
 
 def test_a_sampler_that_shares_out_rows_is_refused() -> None:
-    sampler = torch.utils.data.DistributedSampler(Samples(), num_replicas=2, rank=0)
+    sampler: Any = torch.utils.data.DistributedSampler(Samples(), num_replicas=2, rank=0)
     with pytest.raises(hr.ConfigError, match="DistributedSampler gives each worker a share"):
         LoaderSource(DataLoader(Samples(), SIZE, sampler=sampler))
 
@@ -465,7 +465,7 @@ def test_samples_are_collated_in_the_size_that_is_asked(make: Callable[[], Any],
         list(range(10, 20)),
         [20, 21],
     ]
-    assert source.next_batch(3)["y"].tolist() == [0, 1, 2]  # type: ignore[index]
+    assert source.next_batch(3)["y"].tolist() == [0, 1, 2]
     whole = trained(make(), None)
     trained(make(), tmp_path / "run", 1)
     assert trained(make(), tmp_path / "run") == whole
@@ -476,7 +476,7 @@ def test_samples_with_a_state_are_not_replayed() -> None:
     cursors = [batch.cursor for batch in hr.Feed(source, batch_size=5)]
     going_on = SampleSource(fresh)
     going_on.load_state_dict(cursors[1])  # type: ignore[arg-type]
-    assert going_on.next_batch(4)["y"].tolist() == [10, 11, 12, 13]  # type: ignore[index]
+    assert going_on.next_batch(4)["y"].tolist() == [10, 11, 12, 13]
     assert fresh.at == 15  # one more is known, to tell the end
     assert fresh.loads == 1
     assert "own state" in going_on.level

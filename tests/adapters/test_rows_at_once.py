@@ -50,8 +50,8 @@ LOADERS: dict[str, tuple[Any, bool]] = {
     "with a state": (lambda: stateful(DATA, shuffle=True), True),
     "counted from the end": (lambda: DataLoader(DATA, batch_sampler=[[3, -1], [0, -ROWS]]), False),
     "tensors as indices": (lambda: DataLoader(Subset(DATA, torch.arange(4)[:, None]), 2), False),  # type: ignore[arg-type]
-    "a tensor among numbers": (lambda: DataLoader(DATA, batch_sampler=[[3, torch.tensor(2)], [1]]), False),  # type: ignore[list-item]
-    "numbers read once": (lambda: DataLoader(DATA, batch_sampler=Once()), False),  # type: ignore[arg-type]
+    "a tensor among numbers": (lambda: DataLoader(DATA, batch_sampler=[[3, torch.tensor(2)], [1]]), False),
+    "numbers read once": (lambda: DataLoader(DATA, batch_sampler=Once()), False),
     "rows of one's own": (lambda: DataLoader(Own(), SIZE, shuffle=True), True),
     "rows that are lists": (lambda: DataLoader(Own(list), SIZE, shuffle=True), True),
     "a part of rows of one's own": (lambda: DataLoader(Subset(Own(), [3, 0, 2]), 2), True),
@@ -71,7 +71,7 @@ def test_rows_of_tensors_are_taken_at_once_with_the_bits_of_torch(kind: str, mon
     make, at_once = LOADERS[kind]
     torch.manual_seed(0)
     expected = [laid_out(batch) for batch in make()], torch.get_rng_state().tolist()
-    asked, one_by_one = list[int](), TensorDataset.__getitem__
+    asked, one_by_one = list[int](), vars(TensorDataset)["__getitem__"]
 
     def counted(self: Any, row: Any) -> Any:
         asked.append(row)

@@ -43,7 +43,7 @@ def test_a_tensor_dataset_is_used_in_place() -> None:
 
 def test_parts_of_datasets_are_read_through_their_numbers() -> None:
     whole = TensorDataset(torch.arange(10), torch.arange(10) * 2)
-    part = Subset(Subset(whole, [7, 3, 5]), np.array([2, 0]))
+    part = Subset(Subset(whole, [7, 3, 5]), np.array([2, 0]))  # type: ignore[arg-type]
     table = from_dataset(part)
     assert isinstance(table, View)
     assert first(table, 0, 1, 0)["y"].tolist() == [10, 14, 10]
@@ -57,7 +57,7 @@ def test_parts_of_datasets_are_read_through_their_numbers() -> None:
 def test_a_subclass_that_reads_its_rows_in_its_own_way_is_asked_for_them() -> None:
     class Doubled(TensorDataset):
         def __getitem__(self, i: Any) -> Any:
-            return super().__getitem__(i)[0] * 2
+            return super().__getitem__(i)[0] * 2  # type: ignore[no-untyped-call]
 
     assert first(from_dataset(Doubled(torch.arange(4))))["x"].tolist() == [6, 0]
 

@@ -62,7 +62,7 @@ def advice(facts: Any) -> dict[str, str]:
 
 
 def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.system, "cores", lambda: 2)
+    monkeypatch.setattr(vars(doctor)["system"], "cores", lambda: 2)
     torch.set_num_threads(3)
     assert advice(doctor.devices()) == {"threads of torch": "They wait for each other: OMP_NUM_THREADS=2"}
 

@@ -47,7 +47,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
 def test_the_median_prunes_what_learns_too_slowly(storage: str | None) -> None:
     found: dict[int, list[float]] = {}
 
-    def objective(trial: optuna.Trial) -> float:
+    def objective(trial: optuna.Trial) -> Any:
         trainer = make(trial.suggest_categorical("lr", [0.03, 1e-6]))
         try:
             return min(fit(trainer, Pruning(trial))["val/loss"])
@@ -130,7 +130,7 @@ class Diverges(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.layer(x) if self.training else self.layer(x) * math.nan
 
 

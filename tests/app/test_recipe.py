@@ -196,7 +196,7 @@ def test_plain_values_become_what_the_function_takes_and_others_are_refused() ->
             typed(function, given)
 
 
-KINDS = [
+KINDS: list[tuple[Any, Any, Any]] = [
     (str | None, "null", None),
     (str | None, "3", "3"),
     (str, "null", "null"),

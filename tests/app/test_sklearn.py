@@ -100,7 +100,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(n_features, width), nn.Tanh(), nn.Linear(width, n_outputs))
 
 
-def test_settings_by_name_make_the_module_and_the_optimizer():
+def test_settings_by_name_make_the_module_and_the_optimizer() -> None:
     from sklearn.base import clone
 
     by_name = estimator(
@@ -119,7 +119,7 @@ def test_settings_by_name_make_the_module_and_the_optimizer():
     assert not np.array_equal(by_name.predict_proba(X), without.predict_proba(X))
 
 
-def test_settings_of_the_parts_are_copied_changed_and_searched():
+def test_settings_of_the_parts_are_copied_changed_and_searched() -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GridSearchCV
 
@@ -134,7 +134,7 @@ def test_settings_of_the_parts_are_copied_changed_and_searched():
     assert searched.best_estimator_.module_[0].out_features == 6
 
 
-def test_settings_that_no_part_takes_are_refused():
+def test_settings_that_no_part_takes_are_refused() -> None:
     with pytest.raises(TypeError, match="no setting 'widht'"):
         estimator("Classifier", Net, widht=3)
     with pytest.raises(TypeError, match="no setting 'loss__weight'"):

@@ -52,7 +52,7 @@ def trainer(kind: str, model: nn.Module | None = None, **options: Any) -> hr.Tra
     return hr.Trainer(model, nn.CrossEntropyLoss(), optimizer, batch_size=BATCH, order="none", **options)
 
 
-def fit(made: hr.Trainer, steps: int = STEPS, **options: Any) -> nn.Module:
+def fit(made: hr.Trainer, steps: int = STEPS, **options: Any) -> Any:
     made.fit((X.bfloat16(), Y), steps=steps, progress=False, **options)
     return made.model
 

@@ -92,7 +92,7 @@ def test_worker_j_of_w_trains_on_blocks_j_and_j_plus_w_in_the_batches_of_array_s
 ) -> None:
     cut = np.split(np.arange(96), np.cumsum(lengths)[:-1])
     trainer = built()
-    models = [trainer.get_parameters()] * 3
+    models: Any = [trainer.get_parameters()] * 3
     for epoch in range(1, 4):
         ends = [trained(models[j], [b for block in cut[j::3] for b in batches_of(block, 9)]) for j in range(3)]
         mean = [torch.stack(arrays).mean(0) for arrays in zip(*ends, strict=True)]
@@ -115,7 +115,7 @@ def test_a_block_makes_as_many_updates_as_batches_are_asked_for(batches: int, me
 @pytest.mark.parametrize("total", [False, True])
 def test_shuffled_blocks_stay_whole_and_every_row_is_used_once_in_an_epoch(total: bool) -> None:
     shuffle = Shuffle(blocks=not total, rows=not total, total=total)
-    reader = BlockReader(hr.ArrayTable({"row": np.arange(24)}), [6] * 4, 2, 1, shuffle, 0)
+    reader: Any = BlockReader(hr.ArrayTable({"row": np.arange(24)}), [6] * 4, 2, 1, shuffle, 0)
     epochs = [[reader.next_batch(3) for _ in range(8)] for _ in range(2)]
     rows = [np.concatenate([batch["row"] for batch in epoch]) for epoch in epochs]
     assert [batch.ends_epoch for batch in epochs[0]] == [False] * 7 + [True]
@@ -262,7 +262,7 @@ def test_what_is_not_offered_is_refused_in_a_sentence() -> None:
         trainer.build(nn.Linear(4, 2), {"optimizer": "adamw"}, "mse", "mse")
     with pytest.raises(hr.HeadraceError, match="from 1 to the 16 rows"):
         built().fit_synchronous_with_GPU(blocks(X), blocks(Y), 17, 1)
-    for batches in (0, 2.5):
+    for batches in list[Any]([0, 2.5]):
         with pytest.raises(hr.ConfigError, match="num_batches_per_worker= is from 1 to the 16 rows"):
             built().fit_asynchronous_with_GPU(blocks(X), blocks(Y), batches, 1)
     with pytest.raises(hr.DataError, match="blocks of the same length, got blocks of 46, 50 rows"):

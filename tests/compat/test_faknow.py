@@ -26,7 +26,7 @@ class Model(nn.Module):
         loss = nn.functional.cross_entropy(self.layer(data["x"]), data["label"])
         return {"total_loss": loss + 0.1, "entropy": loss} if self.named else loss
 
-    def predict(self, data: dict[str, Any]) -> Tensor:
+    def predict(self, data: dict[str, Any]) -> Any:
         return self.layer(data["x"]).softmax(1)
 
 
@@ -184,7 +184,7 @@ def test_a_training_without_validation_takes_batches_of_any_form() -> None:
             return nn.functional.cross_entropy(self.layer(x), y)
 
     model, twin = Pairs(), Model()
-    pairs = DataLoader([(row["x"], row["label"]) for row in loader().dataset], batch_size=16)  # type: ignore[attr-defined]
+    pairs = DataLoader[Any]([(row["x"], row["label"]) for row in loader().dataset], batch_size=16)  # type: ignore[attr-defined]
     assert trainer(model)._train_epoch(pairs, 0) == pytest.approx(trainer(twin)._train_epoch(loader(), 0))
     torch.testing.assert_close(model.state_dict(), twin.state_dict())
 

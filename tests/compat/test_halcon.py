@@ -27,7 +27,7 @@ class Flat(nn.Module):
         torch.manual_seed(1)
         self.layer = nn.Linear(4, 3)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Any:
         return self.layer(images.flatten(1))
 
 
@@ -44,7 +44,7 @@ def images_of(count: int, seed: int = 0) -> list[dict[str, Any]]:
 def small(kind: str, **params: Any) -> Any:
     torch.manual_seed(2)
     size = {"image_width": 16, "image_height": 16, "image_num_channels": 1}
-    return ha.create_dl_model(kind, [3, 8], **size, runtime="cpu", **params)
+    return ha.create_dl_model(kind, [3, 8], **{**size, "runtime": "cpu", **params})
 
 
 def sample(kind: str, seed: int = 0) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def by_hand(updates: list[list[dict[str, Any]]], rates: list[float], momentum: f
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for weight, speed, gradient in zip(model.parameters(), velocity, gradients, strict=True):
-                weight += speed.mul_(momentum).sub_(gradient, alpha=rate)
+                weight.add_(speed.mul_(momentum).sub_(gradient, alpha=rate))
     return model
 
 
@@ -270,7 +270,7 @@ def test_the_example_and_its_native_twin_come_to_the_same_losses_and_weights() -
             "class_ids 5, 7, 9",
         ),
         (lambda m: ha.train_dl_model_batch(m, [{"image": torch.zeros(2, 2)}]), "sample 0 has no 'image_label_id'"),
-        (lambda m: ha.train_dl_model_batch(7, []), "what create_dl_model or read_dl_model gave, got a int"),
+        (lambda m: ha.train_dl_model_batch(7, []), "what create_dl_model or read_dl_model gave, got a int"),  # type: ignore[arg-type]
         (lambda m: ha.apply_dl_model(m, images_of(1), ["confidence"]), "unknown output 'confidence'"),
         (lambda m: ha.create_dl_model("counting", 2, image_width=2, image_height=2), "unknown type 'counting'"),
         (
@@ -286,7 +286,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(call: Callable[[Any], Any], sai
 
 
 def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
-    sizes = {"image_width": np.int64(8), "image_height": np.int64(8), "image_num_channels": 1}
+    sizes: dict[str, Any] = {"image_width": np.int64(8), "image_height": np.int64(8), "image_num_channels": 1}
     model = ha.create_dl_model("classification", np.array([1, 2]), runtime="cpu", **sizes)
     ha.set_dl_model_param(model, "batch_size", np.int32(4))
     ha.set_dl_model_param(model, "learning_rate", np.float32(0.5))

@@ -123,7 +123,7 @@ def test_training_leaves_the_module_in_train_mode_and_validation_in_eval_mode() 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_batch_handled_by_hand_leaves_the_module_in_the_mode_that_it_is_in(workers: int) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), linear()).eval()
+    model: Any = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), linear()).eval()
     with torch.no_grad():
         wanted = nn.functional.cross_entropy(model(torch.from_numpy(X)), torch.from_numpy(Y).long())
 
@@ -405,7 +405,7 @@ def test_a_small_module_is_trained_from_a_tape_until_the_cost_is_set_otherwise()
         cost.getError()
     assert "changes" not in handler._native.tape_note
     assert handler._native.tape_note
-    for weights in (torch.tensor([5.0, 0.0, 1.0]), cost.weights):
+    for weights in list[Any]([torch.tensor([5.0, 0.0, 1.0]), cost.weights]):
         cost.weights = weights
         if weights is cost.weights:
             weights.mul_(2)

@@ -8,14 +8,13 @@ import pytest
 import torch
 from kit.late import pandas as pd
 from kit.late import sparse
-from torch import Tensor
 
 import headrace as hr
 from headrace.adapters.adapt import as_table
 from headrace.data.sparse import Sparse
 
 
-def column(values: Any) -> Tensor:
+def column(values: Any) -> Any:
     """What a table makes of one array."""
     return hr.ArrayTable({"x": values}).rows(0, len(values))["x"]
 

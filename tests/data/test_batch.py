@@ -117,7 +117,7 @@ def test_a_batch_that_fits_is_its_own_only_microbatch(rows: int) -> None:
 
 def test_to_keeps_everything_but_the_device() -> None:
     batch = make(4, total=9, cursor={"at": 4}, ends_epoch=True)
-    batch.fields["g"] = Graph()
+    batch.fields["g"] = Graph()  # type: ignore[index]
     there = batch.to(torch.device("meta"))
     assert {field.device.type for field in there.fields.values()} == {"meta"}
     assert (there.rows, there.total, there.cursor, there.ends_epoch) == (4, 9, {"at": 4}, True)

@@ -27,11 +27,11 @@ WORDS = Ragged(torch.arange(int(LENGTHS.sum())), torch.cat([torch.zeros(1, dtype
 SAMPLES = {0: 4, "30 samples": 7, "90 samples": 16, "141 samples": 3}
 EPOCHS = {0: 4, "1 epoch": 9, "2 epochs": 50, "3 epochs": 2}
 BOTH = {0: 4, "1 epoch": 7, "120 samples": 5}
-SCHEDULES = {"samples": SAMPLES, "epochs": EPOCHS, "both": BOTH}
+SCHEDULES: dict[str, dict[Any, int]] = {"samples": SAMPLES, "epochs": EPOCHS, "both": BOTH}
 MACROBATCHES = [1, 7, 1000, "auto"]
 
 
-def sizes(schedule: Mapping[str | int, int], epochs: int, rows: int = ROWS) -> list[tuple[int, int]]:
+def sizes(schedule: Mapping[Any, int], epochs: int, rows: int = ROWS) -> list[tuple[int, int]]:
     """Rows and epochs so far after every batch, by the sentence in `Sizes`: the last point reached counts."""
     found, samples, epoch, left = list[tuple[int, int]](), 0, 0, rows
     while epoch < epochs:

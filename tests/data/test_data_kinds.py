@@ -108,9 +108,9 @@ def test_streams_of_one_name_are_told_how_to_get_another(tmp_path: Path) -> None
 
 def test_what_is_in_memory_is_not_opened_as_a_file() -> None:
     frame = pd.DataFrame({"x": [1.0, 2.0], "kind": ["a", "b"]})
-    for data in (X.numpy(), None, {"x": X}):
+    for given in (X.numpy(), None, {"x": X}):
         with pytest.raises(hr.DataError, match=r"expected a path.* got a \w+\. What is in memory .*hr\.concat"):
-            hr.open_table(data)
+            hr.open_table(given)
     for data in (frame, X):
         with pytest.raises(hr.DataError, match="ArrayTable takes columns by name"):
             hr.ArrayTable(data)

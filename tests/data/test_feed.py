@@ -70,7 +70,7 @@ def pulled(source: hr.Source, epochs: int = 1) -> list[list[tuple[Any, ...]]]:
     for _ in range(epochs):
         found.append([])
         while sum(row[1] for row in found[-1]) < ROWS:
-            batch = source.next_batch(SIZE)
+            batch: Any = source.next_batch(SIZE)
             found[-1].append((*seen(batch)[:3], batch.cursor or source.state_dict()))
         if not batch.ends_epoch:
             source.load_state_dict(initial)
@@ -304,9 +304,9 @@ def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPa
         assert gate.entered.wait(DEADLINE_S)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            said: list[str] = []
+            said: Any = []
             monkeypatch.setattr(
-                warnings, "showwarning", lambda text, *_, **__: (said.append(str(text)), gate.opened.set())
+                warnings, "showwarning", lambda text, *_, **__: said.append(str(text)) or gate.opened.set()
             )
             feed.close()
         wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=DEADLINE_S)

@@ -1,5 +1,7 @@
 """How long and how often: one small type, with the unit in the text or in the name of the argument."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +39,7 @@ def test_a_length_is_a_number_and_a_unit(text: str, count: float, unit: str, aga
 
 @pytest.mark.parametrize("unit", ["epochs", "steps", "samples", "minutes"])
 def test_a_length_is_reached_at_its_count_and_ever_after(unit: str) -> None:
-    others = dict.fromkeys(("epochs", "steps", "samples", "minutes"), 99)
+    others: dict[str, Any] = dict.fromkeys(("epochs", "steps", "samples", "minutes"), 99)
     reached = [hr.Length(3, unit).reached(Counters(**{**others, unit: count})) for count in range(6)]
     assert reached == [False, False, False, True, True, True]
 

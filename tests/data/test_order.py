@@ -95,7 +95,7 @@ def test_a_slice_of_a_huge_epoch_costs_only_its_length(kind: str, mix: int) -> N
 
 @given(n=sizes["n"], block=st.integers(1, 60), seed=sizes["seed"], epoch=sizes["epoch"])
 @pytest.mark.parametrize("kind", BY_BLOCKS)
-def test_blocks_stay_contiguous(kind: str, n: int, block: int | None, seed: int, epoch: int) -> None:
+def test_blocks_stay_contiguous(kind: str, n: int, block: int, seed: int, epoch: int) -> None:
     rows = whole(hr.Order(n, kind, seed=seed, block=block), epoch)
     ids = rows // block
     runs = np.flatnonzero(np.diff(ids, prepend=-1))  # where another block begins
@@ -142,11 +142,11 @@ def adjacent_difference_sigmas(rows: Rows) -> float:
     counts = np.bincount(steps * BINS // len(rows), minlength=BINS)
     expected = len(steps) / BINS
     chi2 = ((counts - expected) ** 2 / expected).sum()
-    return (chi2 - (BINS - 1)) / np.sqrt(2 * (BINS - 1))
+    return float((chi2 - (BINS - 1)) / np.sqrt(2 * (BINS - 1)))
 
 
 def correlation_sigmas(rows: Rows) -> float:
-    return np.corrcoef(np.arange(len(rows)), rows)[0, 1] * np.sqrt(len(rows))
+    return float(np.corrcoef(np.arange(len(rows)), rows)[0, 1] * np.sqrt(len(rows)))
 
 
 @pytest.mark.parametrize("seed", range(4))

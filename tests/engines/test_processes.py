@@ -98,7 +98,7 @@ def test_workers_that_no_test_has_prepared_are_called_just_so() -> None:
 
 def test_what_comes_back_is_what_was_returned() -> None:
     weights = pack([{"w": torch.ones(2)}, {}]).numpy().tobytes()
-    result = processes.unpack((pickle.dumps({1, 2}), weights))
+    result = vars(processes)["unpack"]((pickle.dumps({1, 2}), weights))
     assert result.value == {1, 2}
     assert result.weights[0]["w"].tolist() == [1, 1]
 

@@ -82,9 +82,9 @@ def test_values_go_where_they_are_sent_as_copies() -> None:
         k = comm.shard.index
         vector = torch.full((3,), float(k))
         comm.broadcast(vector)
-        own = {"k": k, "t": torch.tensor([k])}
+        own: dict[str, Any] = {"k": k, "t": torch.tensor([k])}
         gathered = comm.gather(own)
-        shared = comm.share({"from": k, "t": torch.zeros(1)})
+        shared: Any = comm.share({"from": k, "t": torch.zeros(1)})
         shared["t"] += k + 1  # nobody else's
         part = comm.hand_out([[10 * j, torch.tensor([j])] for j in range(comm.count)] if comm.leader else None)
         everything = comm.all_gather((k, float("inf")))
@@ -191,7 +191,7 @@ def test_the_callers_generators_are_as_before() -> None:
     found = [draws()]
     on_all(lambda comm: draws(), 3)
     with pytest.raises(WorkerError):
-        launch(lambda: (draws() and me().leader) or me().all_reduce(torch.ones(1)), workers=2)
+        launch(lambda: None if draws() and me().leader else me().all_reduce(torch.ones(1)), workers=2)
     assert [*found, draws()] == expected
 
 

@@ -44,7 +44,7 @@ def work(index: int, port: int, run: str, name: str, place: list[Any] | None) ->
     """One of two workers, which waits for a signal, or a word, at a place."""
     be_worker(index, 2, port)
     tell_requests()
-    watch = Watch(place and Place(*place), trainees.until_signal)
+    watch = Watch(Place(*place) if place else None, trainees.until_signal)
     tell("begins")
     try:
         trained = fit(run, name, watch)

@@ -56,7 +56,7 @@ def write(kind: str, at: Path) -> Path:
     path = at / ("intact" + kind.partition(" ")[0])
     whole = table()
     batch = whole.rows(0, ROWS).fields
-    dense = {name: batch[name].numpy() for name in ("x", "n", "flag")}  # type: ignore[union-attr]
+    dense = {name: batch[name].numpy() for name in ("x", "n", "flag")}
     schema = schema_of(whole.streams, categories=whole.categories)
     record = record_batch_of(batch, schema, whole.categories)
     if kind == ".arrow compressed":
@@ -74,11 +74,11 @@ def write(kind: str, at: Path) -> Path:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, strings.schema) as writer:
             writer.write_batch(strings)
     elif kind == ".npz compressed":
-        np.savez_compressed(path, **dense)
+        np.savez_compressed(path, **dense)  # type: ignore[arg-type]
     elif kind == ".npy":
         np.save(path, dense["x"])
     elif kind == ".npz":
-        np.savez(path, **dense)
+        np.savez(path, **dense)  # type: ignore[arg-type]
     else:
         write_table(whole, path, rows_per_block=30)
     return path

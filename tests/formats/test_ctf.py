@@ -263,7 +263,7 @@ def test_a_changed_file_is_an_error_on_the_right_line_or_the_right_rows(
 
 
 def test_a_wrong_line_would_be_seen(tmp_path: Path, monkeypatch: Any, pieces: Pieces) -> None:
-    true = module.fault_of
+    true = vars(module)["fault_of"]
 
     def moved(*given: Any) -> Any:
         last, fault = true(*given)
@@ -344,7 +344,7 @@ def test_a_packed_file_that_is_cut_short_or_damaged_is_an_error(tmp_path: Path) 
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
-    path, before = written(tmp_path / "train.ctf", SAMPLE), module.has_ids
+    path, before = written(tmp_path / "train.ctf", SAMPLE), vars(module)["has_ids"]
 
     def changing(lines: Any) -> bool:
         with path.open("a") as file:

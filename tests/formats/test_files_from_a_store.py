@@ -40,7 +40,7 @@ def write(url: str, x: np.ndarray[Any, Any]) -> None:
     fs.pipe_file(path, data.getvalue())
 
 
-def read(url: str) -> np.ndarray[Any, Any]:
+def read(url: str) -> Any:
     table = hr.open_table(url)
     return table.rows(0, len(table))["x"].numpy()
 

@@ -73,7 +73,7 @@ def test_columns_of_a_frame_beside_an_array_are_found_by_their_names() -> None:
 
 def test_a_file_is_not_read_without_what_a_map_did_to_the_training_data() -> None:
     made = trainer()
-    half = hr.map(table(write("train.csv", ROWS)), lambda rows: {**rows, "x": rows["x"] / 2})  # type: ignore[operator]
+    half = hr.map(table(write("train.csv", ROWS)), lambda rows: {**rows, "x": rows["x"] / 2})
     made.fit(half, epochs=1, progress=False)
     with pytest.raises(hr.DataError, match=r"changed by map\(.*\), and train\.csv would be read without that"):
         made.predict("train.csv")

@@ -77,7 +77,7 @@ def test_a_file_that_has_changed_is_converted_again(tmp_path: Path) -> None:
 
 def is_killed(name: str, cache: str) -> None:
     """Converts a file, up to where the cache would get its name."""
-    write.disk.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    write.disk.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
     hr.open_table(name, columns=["a", "b"], memory_bytes=0, cache=cache)
 
 

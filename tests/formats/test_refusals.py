@@ -91,7 +91,7 @@ def column(values: Any, stream: hr.Stream | None = None, **options: Any) -> Call
 
 def lines(*of_json: str, x: hr.Stream | None = None) -> Callable[[], object]:
     def read() -> object:
-        table = hr.open_table(text("t.jsonl", *of_json), streams=x and [x])
+        table = hr.open_table(text("t.jsonl", *of_json), streams=[x] if x else None)
         return table.rows(0, len(table))
 
     return read

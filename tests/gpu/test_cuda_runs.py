@@ -68,7 +68,7 @@ class Hungry(nn.Module):
         super().__init__()
         self.layer = nn.Linear(16, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         _, total = torch.cuda.mem_get_info()
         room = torch.empty(len(x) * (total // 20), dtype=torch.uint8, device="cuda")
         return self.layer(x) + 0 * room[:1].float()

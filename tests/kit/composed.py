@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 import headrace as hr
-from headrace.data.fields import Field
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
 
-Fields = dict[str, Field]
+Fields = dict[str, Any]
 
 
 def table(ids: Sequence[int] | range) -> hr.ArrayTable:
@@ -64,7 +63,7 @@ def named(**columns: Any) -> hr.ArrayTable:
     return hr.ArrayTable({name: torch.as_tensor(column) for name, column in columns.items()})
 
 
-def odd(fields: Fields) -> Tensor:
+def odd(fields: Fields) -> Any:
     return fields["id"] % 2 == 1
 
 

@@ -59,7 +59,7 @@ def run_program(path: str, directory: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def run_torchrun(options: list[str], function: Callable[..., None], *arguments: Any) -> None:
+def run_torchrun(options: list[str], function: Callable[..., object], *arguments: Any) -> None:
     """Does what torchrun does with these options, but forks its workers, which call a function."""
 
     def launch(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ FAILING = [0, 5, 10, 20, 25]  # steps at which the disk breaks
 DATA = torch.sin(torch.arange(400.0)).reshape(100, 4)
 
 
-def perform_with(before: Callable[[str, Path], None]) -> None:
+def perform_with(before: Callable[[str, Path], object]) -> None:
     """From now on, this is called before every operation on a file."""
     real = disk.perform
 

@@ -38,12 +38,14 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     if isinstance(a, float):
-        return a.hex() == b.hex()
+        return bool(a.hex() == b.hex())
     return bool(a == b)
 
 
 tensors = st.sampled_from([torch.arange(3), torch.tensor(1.5), torch.empty(0, 2), torch.ones(2, 2, dtype=torch.bool)])
-plain = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False, allow_infinity=False)
+plain: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False, allow_infinity=False)
+)
 plain |= st.text(max_size=8) | tensors
 keys = st.text(max_size=5).filter(lambda key: not key.startswith("$"))
 strict_values = st.recursive(

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_a_real_limit_on_the_size_of_files_leaves_the_previous_checkpoint_as_it_
     outcomes = []
     for number, limit in enumerate([0, 1, 50, *(size - 1 for size in sizes), sizes[-1] + 1000]):
         path = shutil.copytree(template, tmp_path / str(number))
-        first, second = in_child(lambda path=path, limit=limit: save_within(path, limit))
+        first, second = in_child(partial(save_within, path, limit))
         outcomes.append(first)
         assert second == "saved"
         sound(Store(path, RUN), [OLD, NEXT] if first == "EFBIG" else [OLD, NEW, NEXT])

@@ -261,7 +261,7 @@ def test_workers_write_shards_of_a_model_into_the_store(store: Server, tmp_path:
     forget(run)
     assert len([name for name in files_of(run) if "shard-00001-model" in name]) >= 2
     weights = [MODELS["layers"]() for _ in range(2)]
-    for model, of in zip(weights, (local, run), strict=True):
+    for model, of in zip(weights, (str(local), run), strict=True):
         assert hr.load_weights(model, of, which="last") == 14
     assert distance(weights[0].state_dict(), weights[1].state_dict()) == 0
 

@@ -78,6 +78,6 @@ def test_whoever_waits_for_long_is_told_what_for(monkeypatch: pytest.MonkeyPatch
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", hear)
-        saver.start(lambda: told.wait(LIMIT_S) and None)
+        saver.start(lambda: told.wait(LIMIT_S))
         saver.wait()
     assert [line.partition(":")[0] for line in said] == ["the training has waited for its last checkpoint for 0.01 s"]

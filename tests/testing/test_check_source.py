@@ -29,7 +29,7 @@ from headrace.testing.makers import dense_table, sparse_table
 from headrace.testing.sources import check_source
 
 KINDS = hr.Order.KINDS
-QUICK = {"sizes": (1, 3, 4), "limit_s": 100.0}
+QUICK: dict[str, Any] = {"sizes": (1, 3, 4), "limit_s": 100.0}
 
 
 # --- good sources ----------------------------------------------------------------------------------------

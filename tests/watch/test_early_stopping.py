@@ -29,7 +29,7 @@ class Script(hr.Callback):
     """Validations have the losses that it is told, one for each epoch; remembers the weights of every epoch."""
 
     def __init__(self, losses: Sequence[float]) -> None:
-        self.losses, self.epoch, self.weights = losses, 0, {0: {}}
+        self.losses, self.epoch, self.weights = losses, 0, dict[int, Any]({0: {}})
 
     def on_step_end(self, info: hr.Info) -> None:
         self.epoch = info.epoch
@@ -48,11 +48,11 @@ def network(seed: int = 0) -> nn.Sequential:
 def make(script: Script, seed: int = 0, **options: Any) -> hr.Trainer:
     model = network(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    options = {"batch_size": BATCH, "eval_loss": script.loss} | options
+    options = {"batch_size": BATCH, "eval_loss": script.loss, **options}
     return hr.Trainer(model, hr.CrossEntropy(), optimizer, **options)
 
 
-def fit(losses: Sequence[float], *watching: hr.Callback, run: Path | None = None, seed: int = 0, **options: Any) -> Any:
+def fit(losses: Sequence[float], *watching: hr.Callback, run: Any = None, seed: int = 0, **options: Any) -> Any:
     """A training with these validation losses: its trainer, its history, and what the script has seen."""
     script = Script(losses)
     trainer = make(script, seed)
@@ -161,7 +161,7 @@ def test_a_term_whose_name_is_known_only_later_can_be_looked_at() -> None:
     with pytest.raises(hr.ConfigError, match=r"'val/loss/third', which is not measured.* There are: .*val/loss/second"):
         small.fit(small.trainer(kind=Losses), DATA, VAL, callbacks=[hr.BestModel("val/loss/third")])
     model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(3, 3)})
-    model.forward = lambda x: model["b"](model["a"](x))  # type: ignore[method-assign]
+    model.forward = lambda x: model["b"](model["a"](x))
     optimizers = {key: torch.optim.SGD(model[key].parameters(), lr=0.1) for key in model}
     trainer = hr.Trainer(model, {key: hr.CrossEntropy() for key in model}, optimizers, batch_size=BATCH)
     watching = [hr.BestModel("val/loss/a"), hr.BestModel("train/loss/b")]
@@ -294,7 +294,7 @@ def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, 
             trainer.preempt()
 
     trainer.model.register_forward_pre_hook(ask)
-    options = {"run": tmp_path / "run", "epochs": len(losses), "progress": False}
+    options: dict[str, Any] = {"run": tmp_path / "run", "epochs": len(losses), "progress": False}
     with pytest.raises(SystemExit):
         trainer.fit((X, Y), (X, Y), callbacks=[script, hr.EarlyStopping(patience=9)], **options)
     assert asked
@@ -353,7 +353,7 @@ def marking(run: Path | None, at: int, **options: Any) -> dict[str, Tensor]:
 
 def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report_and_say_of_others(tmp_path: Path) -> None:
     best = hr.launch(marking, tmp_path / "run", 10, workers=2)
-    again = network(seed=1)
+    again: Any = network(seed=1)
     hr.load_weights(again, tmp_path / "run", which="best")
     assert torch.equal(again[0].weight, best["0.weight"])
     with pytest.warns(UserWarning, match="step 3 was marked as the best, .* are not kept"):

@@ -21,7 +21,7 @@ class Looks(hr.Callback):
     """Applies the model in the middle of a training, and draws random numbers there."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.fails, self.seen = fails, []
+        self.fails, self.seen = fails, list[Any]()
         self.modes: set[bool] = set()
 
     def on_step_end(self, info: hr.Info) -> None:

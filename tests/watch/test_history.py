@@ -136,7 +136,7 @@ def test_only_the_keys_that_are_asked_for_are_drawn() -> None:
     for keys, title, count in (("train/loss", "train/loss", 1), (["train/loss", "val/loss"], "", 2)):
         (axes,) = losses(3.0, 1.0).plot(keys).axes
         assert axes.get_title(loc="left") == title
-        assert list(axes.get_lines()[0].get_ydata()) == [1.0, 2.0]
+        assert np.asarray(axes.get_lines()[0].get_ydata()).tolist() == [1.0, 2.0]
         assert sum(line.get_label() in ("train", "val", "train/loss", "val/loss") for line in axes.get_lines()) == count
     with pytest.raises(hr.ConfigError, match=r"unknown key 'val/los'\. Did you mean 'val/loss'"):
         losses(3.0).plot("val/los")
@@ -227,15 +227,15 @@ def test_thinning_keeps_the_extremes_both_ends_and_the_order(values: list[float]
 
 
 def test_rows_of_one_step_are_joined_and_the_first_word_counts() -> None:
-    rows = [{"step": 1, "a": 1}, {"step": 2, "a": 2, "rate": 0.1}, {"step": 2, "rate": 0.2, "test/a": 3}]
+    rows: list[Any] = [{"step": 1, "a": 1}, {"step": 2, "a": 2, "rate": 0.1}, {"step": 2, "rate": 0.2, "test/a": 3}]
     assert by_step(rows) == [{"step": 1, "a": 1}, {"step": 2, "a": 2, "rate": 0.1, "test/a": 3}]
     assert rows[1] == {"step": 2, "a": 2, "rate": 0.1}, "what was given stays as it was"
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     found = history({"val/loss": np.float32(2.0)}, {"val/loss": np.float32(1.0)})
-    assert found.best["step"] == 20  # type: ignore[index]
-    assert list(found.plot("val/loss").axes[0].get_lines()[0].get_ydata()) == [2.0, 1.0]
+    assert found.best["step"] == 20
+    assert np.asarray(found.plot("val/loss").axes[0].get_lines()[0].get_ydata()).tolist() == [2.0, 1.0]
 
 
 def test_the_only_term_of_a_loss_has_no_panel_of_its_own() -> None:

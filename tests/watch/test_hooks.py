@@ -166,7 +166,7 @@ def test_a_train_step_that_returns_something_else_is_told_so(result: Any) -> Non
 
 # --- what may change -------------------------------------------------------------------------------------
 
-CHANGES: dict[str, Callable[[torch.optim.Optimizer, nn.Module], object]] = {
+CHANGES: dict[str, Callable[[torch.optim.Optimizer, Any], object]] = {
     "rate": lambda optimizer, model: optimizer.param_groups[0].update(lr=0.01),
     "momentum": lambda optimizer, model: optimizer.param_groups[0].update(momentum=0.5),
     "decay": lambda optimizer, model: optimizer.param_groups[0].update(weight_decay=0.1),

@@ -74,7 +74,7 @@ def test_somebody_who_replaces_the_way_of_warnings_in_between_keeps_it(tmp_path:
             seen.append(str(args[0]))
             below(*args)
 
-        warnings.showwarning = above
+        warnings.showwarning = above  # type: ignore[assignment]
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -42,7 +42,7 @@ def test_plain_progress_is_one_line_an_epoch_on_standard_error(capsys: pytest.Ca
 
 
 def test_plain_lines_follow_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"progress": "plain", "log_every": "2 steps", "validate_every": "4 steps"}
+    options: Any = {"progress": "plain", "log_every": "2 steps", "validate_every": "4 steps"}
     history = make().fit((X, Y), (X, Y), steps=9, **options)
     lines = capsys.readouterr().err.splitlines()
     told = {int(line.split()[1]): line for line in lines if line.startswith("step")}
@@ -226,7 +226,7 @@ def test_it_is_drawn_by_time_and_not_by_step(
 ) -> None:
     clock = Clock(tick)
     monkeypatch.setattr(display, "time", clock)
-    draws: list[int] = []
+    draws: Any = []
     kind: Any = display.Bar if style == "bar" else display._Lines
     draw = kind.draw
     monkeypatch.setattr(kind, "draw", lambda self, info, clock: (draws.append(info.step), draw(self, info, clock)))

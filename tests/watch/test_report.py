@@ -205,7 +205,7 @@ def test_the_numbers_of_classes_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(np.transpose(ours), precision_recall_fscore_support(target, answer, **every))
     for average, *means, rows in found.means:
         theirs = precision_recall_fscore_support(target, answer, average=average, **every)[:3]
-        assert (means, rows) == (pytest.approx([*theirs]), 300)
+        assert (means, rows) == (pytest.approx([*theirs]), 300)  # type: ignore[comparison-overlap]
     assert found.matrix == matrix
     assert found.accuracy == pytest.approx(accuracy_score(target, answer))
     assert found.mistakes[0][2] == max(n for i, line in enumerate(matrix) for j, n in enumerate(line) if i != j)

@@ -24,7 +24,7 @@ def made(**options: Any) -> hr.Trainer:
     return hr.Trainer(model, hr.CrossEntropy(), small.adam(model), batch_size=20, **options)
 
 
-def fit(trainer: hr.Trainer, *callbacks: hr.Callback, epochs: int = 2, **options: Any) -> hr.Trainer:
+def fit(trainer: hr.Trainer, *callbacks: hr.Callback, epochs: int | None = 2, **options: Any) -> hr.Trainer:
     """The trainer, once it has been trained and validated."""
     trainer.fit((X, Y), (X, Y), progress=False, callbacks=callbacks, **{"epochs": epochs, **options})
     return trainer
@@ -256,7 +256,9 @@ def test_workers_that_are_asked_to_end_within_an_epoch_report_it_once_and_whole(
     def main(run: Path | None, ask: int) -> list[dict[str, Any]]:
         trainer = made()
         trainer.batch_size = 4  # updates enough for word to get around within an epoch
-        asks = hr.Lambda(on_step_end=lambda info: info.step == ask and here().shard.index == who and trainer.preempt())
+        asks = hr.Lambda(
+            on_step_end=lambda info: trainer.preempt() if (info.step, here().shard.index) == (ask, who) else None
+        )
         return fit(trainer, asks, run=run).history.rows
 
     whole = hr.launch(main, None, 0, workers=2)

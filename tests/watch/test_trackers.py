@@ -59,7 +59,7 @@ class Far(Tracker):
 
 def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
     far = Far()
-    away = At(5, lambda info: (far.wait_until(lambda: far.record == [4]), setattr(far, "reached", False)))
+    away = At(5, lambda info: (far.wait_until(lambda: far.record == [4]), setattr(far, "reached", False)))  # type: ignore[func-returns-value]
     tried = At(7, lambda info: far.wait_until(lambda: far.refused > 0))
     back = At(11, lambda info: setattr(far, "reached", True))
     with pytest.warns(UserWarning, match="Far has not taken step 6, which is tried again: OSError: nobody") as caught:
@@ -148,6 +148,6 @@ def test_a_record_of_a_training_that_was_interrupted_ends_as_that(act: Any, erro
 
 def test_a_record_that_cannot_begin_is_found_before_the_first_step() -> None:
     far = Far()
-    far.begin = fail  # type: ignore[assignment]
+    far.begin = fail  # type: ignore[method-assign]
     with pytest.raises(hr.ConfigError, match="Far could not begin: InterruptedError: on purpose"):
         train(far)

@@ -94,8 +94,8 @@ def fit_by_dislib(at: str, engine: str) -> None:
     if engine == "torchrun":
         run_torchrun(["--standalone", "--nproc-per-node=2"], fit_by_dislib, at, "local")
         return
-    elastic = dislib.Elastic
-    dislib.Elastic = merges.Merging  # type: ignore[misc]
+    elastic = dislib.Elastic  # type: ignore[attr-defined]
+    dislib.Elastic = merges.Merging  # type: ignore[attr-defined]
     x, y = (part.numpy() for part in merges.data())
     try:
         for method, options in DIALECT:
@@ -108,7 +108,7 @@ def fit_by_dislib(at: str, engine: str) -> None:
             if here().leader:
                 Path(merges.Merging.at, "weights").write_text(json.dumps(weights))
     finally:
-        dislib.Elastic = elastic  # type: ignore[misc]
+        dislib.Elastic = elastic  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("engine", [LOCAL, TORCHRUN])

@@ -20,6 +20,8 @@ Make = Callable[[], hr.Strategy]
 class Logged(hr.Trainer):
     """Writes down the rows of every update."""
 
+    log: list[list[int]]
+
     def train_step(self, batch: hr.Batch) -> Any:
         self.log.append(batch["row"].tolist())
         return super().train_step(batch)
@@ -48,7 +50,7 @@ def train(strategy: hr.Strategy | None, fit: Options, batch: int) -> Found:
     model = Counted().double()
     settings: Options = {"batch_size": batch, "inputs": ["x", "row"], "seed": 5}
     trainer = Logged(model, hr.CrossEntropy(), sgd(model), strategy=strategy, **settings)
-    trainer.log: list[list[int]] = []
+    trainer.log = []
     history = trainer.fit(columns(), **{"epochs": EPOCHS, "progress": False, **fit})
     found: Found = {"weights": model.state_dict(), "samples": history.rows[-1]["samples"]}
     if strategy is None or not strategy.centered:
@@ -62,7 +64,7 @@ def rows_of(found: Found) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def one() -> Found:
+def one() -> Any:
     return hr.launch(train, None, {}, BATCH)
 
 

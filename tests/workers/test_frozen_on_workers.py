@@ -43,14 +43,14 @@ class ByHand(hr.Callback):
         self.everywhere = everywhere
 
     def on_epoch_start(self, info: hr.Info) -> None:
-        for param in info.trainer.model[0].parameters():  # type: ignore[index, operator]
+        for param in info.trainer.model[0].parameters():
             param.requires_grad_(info.epoch != 1)
 
 
 def train(callback: Callable[[], hr.Callback], batch_size: int = 12) -> list[list[Tensor]]:
     """The weights of both layers after each of three epochs."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=batch_size)
     found = [[model[0].weight.detach().clone(), model[2].weight.detach().clone()]]
@@ -128,13 +128,13 @@ def test_the_mean_of_what_is_frozen_is_itself(strategy: str, frozen_from: int) -
 
     class Freezes(hr.Callback):
         def on_epoch_start(self, info: hr.Info) -> None:
-            info.trainer.model[:2].requires_grad_(info.epoch < frozen_from)  # type: ignore[index]
+            info.trainer.model[:2].requires_grad_(info.epoch < frozen_from)
 
     def work() -> list[list[Tensor]]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, 2))
-        model[1].train = lambda mode=True: model[1]  # type: ignore[method-assign, assignment, misc]
-        nn.init.normal_(model[1].running_mean)  # type: ignore[arg-type]
+        model: Any = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, 2))
+        model[1].train = lambda mode=True: model[1]
+        nn.init.normal_(model[1].running_mean)
         adam = torch.optim.Adam(model.parameters(), lr=0.1)
         trainer = hr.Trainer(model, hr.CrossEntropy(), adam, batch_size=8, strategy=ROUNDS[strategy]())
         found = [_copied(model)]

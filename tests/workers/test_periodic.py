@@ -110,7 +110,7 @@ def test_a_mean_is_one_message_for_each_precision_and_a_round_one_more_for_count
     def work(comm: Comm) -> list[int]:
         sizes = sizes_of(comm)
         mean(comm, [torch.rand(5), torch.rand(2, 2).half(), torch.rand(3), torch.rand(3).double()], 1)
-        single = tuple(tensor.float() for tensor in rows())
+        single: Any = tuple(tensor.float() for tensor in rows())
         for _ in Worker(comm, Periodic("4 steps"), copy.deepcopy(NORMED).float(), momentum, single, 4).run(8):
             pass
         return sizes
@@ -367,14 +367,14 @@ def test_the_state_of_an_outer_optimizer_is_by_names_and_that_of_another_is_refu
         (lambda: Periodic("3 min"), "minutes differ from run to run"),
         (lambda: Periodic("often"), r'every= is a number and a unit, as in "1 epoch"'),
         (lambda: Periodic("0 steps"), "every= is greater than 0"),
-        (lambda: Periodic(weights="row"), "Did you mean 'rows'"),
-        (lambda: Periodic(outer=SGD([torch.zeros(1)], lr=1.0)), "lambda params: .*got a SGD"),
-        (lambda: train(1, lambda: Periodic("1 step", outer=lambda params: params), 1), "it gave a list"),
+        (lambda: Periodic(weights="row"), "Did you mean 'rows'"),  # type: ignore[arg-type]
+        (lambda: Periodic(outer=SGD([torch.zeros(1)], lr=1.0)), "lambda params: .*got a SGD"),  # type: ignore[arg-type]
+        (lambda: train(1, lambda: Periodic("1 step", outer=lambda params: params), 1), "it gave a list"),  # type: ignore[arg-type, return-value]
         (lambda: Periodic("end", outer=partial(SGD, lr=1.0)), 'every="end" has no rounds'),
         (lambda: DiLoCo("end"), r'every="end" has no rounds .*hr.Periodic\("end"\)'),
         (lambda: BlockMomentum("end"), 'every="end" has no rounds'),
         (lambda: DiLoCo(lr=0), "lr= is greater than 0, got 0"),
-        (lambda: DiLoCo(lr="0.7"), "lr= is greater than 0, got '0.7'"),
+        (lambda: DiLoCo(lr="0.7"), "lr= is greater than 0, got '0.7'"),  # type: ignore[arg-type]
         (lambda: DiLoCo(momentum=1.0), "momentum= is at least 0 and less than 1, got 1.0"),
         (lambda: BlockMomentum(momentum=-0.1), "momentum= is at least 0"),
     ],

@@ -121,7 +121,7 @@ def test_predictions_and_updates_by_hand_take_parts_too() -> None:
         start, stop = shard.of(30)
         for _ in range(3):
             trainer.step({key: rows[key][start:stop] for key in ("x", "y")})
-        return trainer.predict(rows["x"][:41]), trainer.model[0].weight.detach().clone()  # type: ignore[index, union-attr]
+        return trainer.predict(rows["x"][:41]), trainer.model[0].weight.detach().clone()
 
     alone, shared = work(), hr.launch(work, workers=3)
     assert torch.equal(alone[1], shared[1])
@@ -246,6 +246,8 @@ class OwnShards(hr.Source):
 class Odd(nn.Linear):
     """Changes in every forward pass what the others do not: a large buffer, a parameter, or a buffer that it makes."""
 
+    seen: Any
+
     def __init__(self, what: str) -> None:
         super().__init__(20, 3)
         self.what, self.mean = what, nn.Parameter(torch.zeros(20), requires_grad=False)
@@ -253,7 +255,7 @@ class Odd(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.what == "queue":
-            self.seen[: len(x)] = x[:, 0].detach()  # type: ignore[index]
+            self.seen[: len(x)] = x[:, 0].detach()
         elif self.what == "teacher":
             with torch.no_grad():
                 self.mean.lerp_(x.mean(dim=0), 0.1)
@@ -289,7 +291,7 @@ def meet(fields: Any) -> Any:
     ("call", "kind", "words"),
     [
         (lambda: hr.Synchronous(parts=1), ConfigError, "from 2 on"),
-        (lambda: hr.Synchronous(parts=2.5), ConfigError, "whole number"),
+        (lambda: hr.Synchronous(parts=2.5), ConfigError, "whole number"),  # type: ignore[arg-type]
         (lambda: hr.Synchronous(parts=4, compress="bf16"), ConfigError, "compress="),
         (lambda: hr.launch(fits, None, None, None, 2, workers=3), ConfigError, "3 workers cannot share 2 parts"),
         (lambda: fits(microbatch=5), ConfigError, "Use more than|use more than parts=8"),

@@ -197,7 +197,7 @@ def tunes_an_adapter() -> None:
     found = []
     for strategy in (hr.Sharded("*.encoder.layer.*"), hr.Synchronous()):
         torch.manual_seed(0)
-        sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        sizes: Any = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
         config = transformers.BertConfig(**sizes, num_labels=3, intermediate_size=32, max_position_embeddings=8)
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0  # workers draw numbers of their own
         lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_dropout=0.0, target_modules=["query", "value"])
@@ -226,7 +226,7 @@ def even(module: nn.Module) -> None:
         tensor.copy_(torch.linspace(-0.5, 0.5, tensor.numel()).reshape(tensor.shape))
 
 
-def trained_by(make_model: Callable[[], nn.Module], strategy: hr.Strategy, run: Any = None) -> nn.Module:
+def trained_by(make_model: Callable[[], nn.Module], strategy: hr.Strategy, run: Any = None) -> Any:
     trainer = hr.Trainer(make_model(), hr.CrossEntropy(), sgd, batch_size=BATCH, strategy=strategy)
     trainer.fit(data("tied"), epochs=2, progress=False, run=run)
     return trainer.model

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from kit.forked import Child, hear, start, tell
 from kit.torch_workers import PATIENCE_S, TIMEOUT_S
 from torch import Tensor
-from torch.distributed import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from headrace.data.shard import Shard
 from headrace.errors import WorkerError
@@ -48,7 +49,7 @@ def met(at: str, index: int, count: int, timeout_s: float = PATIENCE_S) -> Share
 
 
 @contextmanager
-def workers(function: object, at: Path, count: int, *arguments: object) -> Iterator[list[Child]]:
+def workers(function: Any, at: Path, count: int, *arguments: object) -> Iterator[list[Child]]:
     """Processes that each call `function(at, index, count, ...)`."""
     with ExitStack() as stack:
         yield [stack.enter_context(start(function, at, at, index, count, *arguments)) for index in range(count)]
@@ -89,7 +90,7 @@ def sums(at: str, index: int, count: int) -> None:
         part = PART // dtype.itemsize
         for size in (0, 1, 7, part, part + 1, *([part - 1, 9 * part + 5] if dtype is torch.float32 else [])):
             vectors = [of_worker(worker, size, dtype) for worker in range(count)]
-            for op in ("sum", "max", *(["tree"] if count == 4 else [])):
+            for op in list[Any](["sum", "max", *(["tree"] if count == 4 else [])]):
                 vector = vectors[index].clone()
                 shared.all_reduce(vector, op)
                 assert torch.equal(vector, expected(vectors, op)), (dtype, size, op)

@@ -79,7 +79,7 @@ def same(one: Any, other: Any) -> bool:
 
 def test_a_value_comes_out_of_its_bytes_as_it_went_in() -> None:
     assert same(unpack(pack(value_of(2))), value_of(2))
-    for value in (None, [], 0, "", torch.tensor(2.0), torch.empty(0)):
+    for value in list[Any]([None, [], 0, "", torch.tensor(2.0), torch.empty(0)]):
         assert same(unpack(pack(value)), value)
 
 

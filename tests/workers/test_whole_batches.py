@@ -110,7 +110,7 @@ def test_workers_with_models_of_their_own_train_with_whole_batches(loss: Callabl
             made.append(alone.model.weight.detach())
         return torch.stack(made).mean(dim=0)
 
-    def rounds() -> Tensor:
+    def rounds() -> Any:
         trained = trainer(loss, strategy=hr.Periodic("1 step"), order="none")
         trained.fit((X, Y), steps=1, progress=False)
         return trained.model.weight.detach()

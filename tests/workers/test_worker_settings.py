@@ -45,7 +45,7 @@ def differ(what: str, strategy: hr.Strategy | None = None) -> None:
         trainer.seed = 6
     if odd == "weights":
         with torch.no_grad():
-            trainer.model[0].weight.zero_()  # type: ignore[index, union-attr]
+            trainer.model[0].weight.zero_()
     trainer.fit(columns(20 if odd == "rows" else 43), steps=2, progress=False)
 
 

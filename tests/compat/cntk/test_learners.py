@@ -91,7 +91,7 @@ def test_nesterovs_momentum_looks_ahead(unit_gain: bool) -> None:
 @pytest.mark.parametrize("unit_gain", [False, True])
 def test_adam_is_that_of_cntk(adamax: bool, unit_gain: bool) -> None:
     rate = C.learning_parameter_schedule_per_sample(0.01)
-    w, m, v, beta, keep = W, 0.0, 0.0, 0.9, 0.99
+    w, m, v, beta, keep = tuple[Any, ...]((W, 0.0, 0.0, 0.9, 0.99))
     for t, g in enumerate((G, 2 * G), 1):
         v = np.maximum(keep * v, abs(g)) if adamax else keep * v + (1 - keep) * g * g
         m = beta * m + (1 - beta if unit_gain else 1.0) * g
@@ -102,7 +102,7 @@ def test_adam_is_that_of_cntk(adamax: bool, unit_gain: bool) -> None:
 
 
 def test_the_variance_momentum_of_adam_is_of_a_sample_by_default() -> None:
-    w, m, v, beta, keep = W, 0.0, 0.0, 0.9, 0.9999986111120757**SAMPLES
+    w, m, v, beta, keep = tuple[Any, ...]((W, 0.0, 0.0, 0.9, 0.9999986111120757**SAMPLES))
     for t, g in enumerate((G, 2 * G), 1):
         v, m = keep * v + (1 - keep) * g * g, beta * m + (1 - beta) * g
         w = w - 0.01 / SAMPLES * math.sqrt(1 - keep**t) / (1 - beta**t) * m / (np.sqrt(v) + 1e-8)
@@ -242,7 +242,7 @@ def test_an_epoch_size_beside_a_number_is_warned_of_once() -> None:
     ):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            make()
+            make()  # type: ignore[no-untyped-call]
         assert [w.category for w in told] == [RuntimeWarning]
         assert "epoch_size" in str(told[0].message)
 

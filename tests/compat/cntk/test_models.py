@@ -107,7 +107,7 @@ def test_an_lstm_is_that_of_torch_with_its_gates_in_cntks_order() -> None:
     z = C.layers.Recurrence(cell)(x)
     w, h = cell.W.value, cell.H.value
     order = np.concatenate([np.arange(0, 4), np.arange(8, 12), np.arange(4, 8), np.arange(12, 16)])
-    peer = torch.nn.LSTM(6, 4, batch_first=True)
+    peer: Any = torch.nn.LSTM(6, 4, batch_first=True)
     with torch.no_grad():
         peer.weight_ih_l0.copy_(torch.tensor(w[:, order].T))
         peer.weight_hh_l0.copy_(torch.tensor(h[:, order].T))
@@ -244,7 +244,7 @@ def test_a_seed_of_dropout_is_refused_rather_than_ignored() -> None:
     x = C.input_variable(3)
     for make in (lambda: C.dropout(x, 0.5, seed=7), lambda: C.layers.Dropout(0.5, seed=7)(x)):
         with pytest.raises(ValueError, match="seed= of dropout is not offered"):
-            make()
+            make()  # type: ignore[no-untyped-call]
 
 
 def test_graphs_are_applied_to_other_inputs_and_combined() -> None:

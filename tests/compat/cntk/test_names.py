@@ -91,7 +91,7 @@ def test_what_is_not_offered_says_so_when_it_is_called_and_not_before() -> None:
         C.ops.roipooling,
         C.convolution,
         C.splice,
-        C.logging.TensorBoardProgressWriter,
+        C.logging.TensorBoardProgressWriter,  # type: ignore[attr-defined]
         C.elu,
         C.layers.For,
         C.layers.Convolution2D,

@@ -17,7 +17,7 @@ NAMES: dict[str, Any] = {}
 exec(re.sub(r"^(import|from) cntk", r"\1 headrace.compat.cntk", MANUAL, flags=re.MULTILINE), NAMES)
 
 
-class Sentences(NAMES["MyMultiWorkerDataSource"]):  # type: ignore[misc]
+class Sentences(NAMES["MyMultiWorkerDataSource"]):  # type: ignore[misc, name-defined, valid-type]
     """The manual's four sentences for ever, whole ones only, with what it has been asked for."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def test_a_state_goes_by_text(tmp_path: Any) -> None:
 
 
 def test_what_a_source_has_to_write_is_told_where_it_is_missing() -> None:
-    class Bare(UserMinibatchSource):
+    class Bare(UserMinibatchSource):  # type: ignore[misc]
         def stream_infos(self) -> list[StreamInformation]:
             return [StreamInformation("x", 0, "dense", np.float32, (1,))]
 
@@ -107,7 +107,7 @@ class Forgetful(Sentences):
     """Does not call the constructor of its base."""
 
     def __init__(self) -> None:
-        vars(self).update({name: value for name, value in vars(Sentences()).items() if name != "streams"})
+        self.__dict__.update({name: value for name, value in vars(Sentences()).items() if name != "streams"})
 
 
 def test_a_source_that_does_not_call_the_constructor_of_its_base_has_its_streams() -> None:
@@ -122,7 +122,7 @@ def test_a_source_that_does_not_call_the_constructor_of_its_base_has_its_streams
     ],
 )
 def test_streams_have_ids_and_names_of_their_own(second: Any, said: str) -> None:
-    class Twice(UserMinibatchSource):
+    class Twice(UserMinibatchSource):  # type: ignore[misc]
         def stream_infos(self) -> list[StreamInformation]:
             name, number, shape = second
             return [
@@ -154,7 +154,7 @@ def data(rows: int = 2, wide: int = 4, sequences: int | None = None, samples: in
     ],
 )
 def test_a_minibatch_that_is_not_as_it_is_said_to_be_is_refused(x: Any, y: Any, said: str) -> None:
-    class Wrong(UserMinibatchSource):
+    class Wrong(UserMinibatchSource):  # type: ignore[misc]
         infos = [StreamInformation(name, k, "dense", np.float32, (4,)) for k, name in enumerate("xy")]  # noqa: RUF012
 
         def stream_infos(self) -> list[StreamInformation]:

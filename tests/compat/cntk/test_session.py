@@ -43,13 +43,13 @@ def make(tmp_path: Path) -> Make:
     return source
 
 
-class Writer(C.cntk_py.ProgressWriter):
+class Writer(C.cntk_py.ProgressWriter):  # type: ignore[misc]
     """Keeps what it is called with."""
 
     def __init__(self) -> None:
         super().__init__(1, 0, 1, 0, sys.maxsize, 0)
         self.summaries = 0
-        self.tests: list[tuple[float, int]] = []
+        self.tests: list[tuple[Any, int]] = []
         self.updates: list[Any] = []
 
     def on_write_training_update(self, samples: Any, updates: Any, aggregate_loss: Any, aggregate_metric: Any) -> None:

@@ -283,7 +283,7 @@ def test_data_in_memory_that_cannot_be_read_are_refused(data: Any, error: type[E
         MinibatchSourceFromData(data)
 
 
-class Chunks(UserDeserializer):
+class Chunks(UserDeserializer):  # type: ignore[misc]
     """Chunk k has `each` sequences of the number k."""
 
     def __init__(self, chunks: int, each: int, longest: int) -> None:

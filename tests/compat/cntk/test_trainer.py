@@ -117,7 +117,7 @@ def test_several_learners_update_their_own_and_go_on_while_one_does() -> None:
         C.Trainer(z, loss, [C.sgd([w], 0.1), C.sgd([w, b], 0.1)])
 
 
-class Halving(UserLearner):
+class Halving(UserLearner):  # type: ignore[misc]
     """Steps against the sign of the gradient, three times."""
 
     def __init__(self, parameters: Any) -> None:

@@ -34,7 +34,7 @@ def shared(parameters: Any) -> Any:
     return C.distributed.data_parallel_distributed_learner(C.momentum_sgd(parameters, rate, 0.9))
 
 
-class Blind(UserMinibatchSource):
+class Blind(UserMinibatchSource):  # type: ignore[misc]
     """Gives every worker all rows."""
 
     def __init__(self) -> None:
