@@ -84,7 +84,7 @@ class Checkpointer:
         self._run: RunFiles
         self._store: Store
         self._reason = ""  # for a new run
-        self._saver, self._copier, self._has_waited = Saver(), Copier(), False  # for the first checkpoint
+        self._saver, self._copier, self._saves = Saver(), Copier(), 0  # so many have begun
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
@@ -267,11 +267,10 @@ class Checkpointer:
         """Returns once everything that was saved is on the disk; raises if it could not be."""
         self._saver.wait()
 
-    def wait_for_first(self, begins: bool = False) -> None:
-        """Waits for the first checkpoint, which precedes all reports: as several begin, or after one's first update."""
-        if not self._has_waited and begins == (self._comm.count > 1):
+    def wait_for_first(self) -> None:
+        """Waits for the first checkpoint, which precedes all reports. Several workers have waited as they began."""
+        if self._saves == 1 and self._comm.count == 1:
             self.wait()  # a disk that has failed meanwhile is an error only now; `begin` has tried to write
-            self._has_waited = True
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A row of the history is complete, after so many minutes of training."""
@@ -284,6 +283,7 @@ class Checkpointer:
         if not (self._writes or self._shares) or checkpoint is None:
             return
         self._saver.wait()
+        self._saves += 1
         self._saved_at = time.perf_counter()
         parts = dict(checkpoint.common)
         large = {part: parts.pop(part) for part in LARGE}  # encoded in the thread

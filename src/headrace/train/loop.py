@@ -159,7 +159,8 @@ class Loop:
             resumed = self._load(feed)
         if resumed is None:
             self._save()
-            self._checkpointer.wait_for_first(begins=True)
+            if self._workers.comm.count > 1:
+                self._checkpointer.wait()
         else:
             self._go_on(resumed)
         self._look_at_train_step()
@@ -307,7 +308,6 @@ class Loop:
     def _look_around(self, batch: Batch, feed: Feed) -> None:
         """After an update: limits, workers, callbacks, and what is due."""
         info, at = self._info, self._at
-        self._checkpointer.wait_for_first()
         if self._each_update or "on_step_end" in self._plan.callbacks.acting:
             self._trainer.updates.touched()
         info.look_around(feed.macrobatch)

@@ -122,6 +122,7 @@ class ScheduledTasks:
         if not info.history.keys_at(info.step) - reported:
             return
         row = {key: value for key, value in info.history.rows[-1].items() if key in counters or key not in reported}
+        self._checkpointer.wait_for_first()
         self.call("on_report", info, row)
         self._checkpointer.report(row, info.counters.minutes)
         self._at.done.add("row")
