@@ -7,7 +7,6 @@ change within one `VERSION`.
 
 import hashlib
 import sys
-from collections.abc import Callable
 from math import isqrt
 from typing import Any
 
@@ -45,52 +44,36 @@ class Permutation:
 
     def __call__(self, positions: Any, tweak: Any = None) -> Indices:
         """The element at each position. A `tweak` per position selects a permutation of its own."""
-        return self._walk(positions, tweak, self._forward)
+        return self._walk(positions, tweak, range(ROUNDS), np.add, np.subtract)
 
     def inverse(self, elements: Any, tweak: Any = None) -> Indices:
         """The position of each element."""
-        return self._walk(elements, tweak, self._backward)
+        return self._walk(elements, tweak, range(ROUNDS)[::-1], np.subtract, np.add)
 
-    def _walk(self, x: Any, tweak: Any, step: "Callable[[Any, Any], Any]") -> Indices:
+    def _walk(self, x: Any, tweak: Any, rounds: range, move: np.ufunc, back: np.ufunc) -> Indices:
         x = np.asarray(x, dtype=np.uint64)
         tweak = None if tweak is None else np.asarray(tweak).astype(np.uint32)
         out = np.empty(len(x), dtype=np.uint64)
         for start in range(0, len(x), CHUNK):
             part = slice(start, start + CHUNK)
             keyed = None if tweak is None else tweak[part]
-            y = step(x[part], keyed)
+            y = self._pass(x[part], keyed, rounds, move, back)
             while len(outside := np.flatnonzero(y >= self.n)):
-                y[outside] = step(y[outside], None if keyed is None else keyed[outside])
+                y[outside] = self._pass(y[outside], None if keyed is None else keyed[outside], rounds, move, back)
             out[part] = y
         return out.view(np.int64)
 
-    def _forward(self, x: Any, tweak: Any) -> Any:
-        halves, scratch = self._halves(x)
-        for k in range(ROUNDS):
-            half, radix = halves[k % 2], self._radix[k % 2]
-            half += self._round(halves[1 - k % 2], k, tweak, scratch)
-            np.minimum(half, np.subtract(half, radix, out=scratch[0]), out=half)  # below the radix it wraps to huge
-        return self._joined(halves)
-
-    def _backward(self, x: Any, tweak: Any) -> Any:
-        halves, scratch = self._halves(x)
-        for k in reversed(range(ROUNDS)):
-            half, radix = halves[k % 2], self._radix[k % 2]
-            half -= self._round(halves[1 - k % 2], k, tweak, scratch)
-            np.minimum(half, np.add(half, radix, out=scratch[0]), out=half)
-        return self._joined(halves)
-
-    def _halves(self, x: Any) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
-        """The two halves, and room to compute in."""
+    def _pass(self, x: Any, tweak: Any, rounds: range, move: np.ufunc, back: np.ufunc) -> Any:
+        """All rounds: each moves a half, and back by the radix where it has left the range from 0 up to that."""
         high = x // self._wide_radix[1]
-        low = x - high * self._wide_radix[1]
-        room = np.empty(len(x), np.uint32), np.empty(len(x), np.uint32), np.empty(len(x), np.uint64)
-        return (high.astype(np.uint32), low.astype(np.uint32)), room
-
-    def _joined(self, halves: tuple[Any, Any]) -> Any:
-        high, low = halves
-        joined = high * self._wide_radix[1]
-        joined += low
+        halves = high.astype(np.uint32), (x - high * self._wide_radix[1]).astype(np.uint32)
+        scratch = np.empty(len(x), np.uint32), np.empty(len(x), np.uint32), np.empty(len(x), np.uint64)
+        for k in rounds:
+            half, radix = halves[k % 2], self._radix[k % 2]
+            move(half, self._round(halves[1 - k % 2], k, tweak, scratch), out=half)
+            np.minimum(half, back(half, radix, out=scratch[0]), out=half)  # unsigned: the other one is huge
+        joined = halves[0] * self._wide_radix[1]
+        joined += halves[1]
         return joined
 
     def _round(self, half: Any, k: int, tweak: Any, scratch: tuple[Any, ...]) -> Any:
