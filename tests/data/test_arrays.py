@@ -74,14 +74,6 @@ def test_a_parameter_is_read_without_its_history() -> None:
 # --- rows ------------------------------------------------------------------------------------------------
 
 
-def test_take_gives_rows_in_any_order_and_any_number() -> None:
-    table = hr.ArrayTable({"x": torch.arange(10) * 10, "y": torch.arange(20.0).reshape(10, 2)})
-    batch = table.take(torch.tensor([7, 0, 7]))
-    assert (batch.rows, batch["x"].tolist(), batch["y"].tolist()) == (3, [70, 0, 70], [[14, 15], [0, 1], [14, 15]])
-    empty = table.take(torch.tensor([], dtype=torch.int64))
-    assert (empty.rows, empty["y"].shape) == (0, (0, 2))
-
-
 def test_a_table_declares_its_streams_its_length_and_its_bytes() -> None:
     table = hr.ArrayTable({"x": np.zeros((5, 3), "float32"), "y": torch.arange(5)})
     assert tuple(table.streams) == (hr.Stream("x", (3,)), hr.Stream("y", (), "int64"))

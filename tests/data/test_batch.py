@@ -28,20 +28,6 @@ def make(rows: int = 10, **options: Any) -> hr.Batch:
 # --- Stream ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "text"),
-    [
-        (torch.zeros(5), "x: float32[]"),
-        (torch.zeros(5, 3, 2, dtype=torch.int64), "x: int64[3, 2]"),
-        (torch.zeros(0, 4, dtype=torch.bfloat16), "x: bfloat16[4]"),
-    ],
-)
-def test_the_stream_of_a_tensor_has_the_shape_and_dtype_of_one_row(rows: Tensor, text: str) -> None:
-    stream = hr.Stream.of("x", rows)
-    assert str(stream) == text
-    assert stream == hr.Stream("x", tuple(rows.shape[1:]), text.split()[1].split("[")[0])
-
-
 def test_a_size_may_differ_between_batches() -> None:
     padded = hr.Stream("ids", (-1, 3), "int64")
     assert str(padded) == "ids: int64[?, 3]"
@@ -125,16 +111,6 @@ def test_to_keeps_everything_but_the_device() -> None:
 
 
 # --- fields that are not tensors -------------------------------------------------------------------------
-
-
-def test_an_opaque_field_travels_whole() -> None:
-    graph = Graph()
-    batch = hr.Batch({"graph": graph, "y": torch.arange(4)})
-    assert batch.rows == 4
-    assert batch["graph"] is graph
-    assert batch.split(4)[0]["graph"] is graph
-    assert batch.to(torch.device("meta"))["graph"].device.type == "meta"
-    assert repr(batch) == "Batch(4 rows, graph=Graph, y=(4,))"
 
 
 def test_items_counts_what_a_field_says_and_rows_otherwise() -> None:

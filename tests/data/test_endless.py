@@ -108,21 +108,6 @@ def test_a_validation_on_what_never_ends_is_refused_or_limited() -> None:
 # --- epochs of n rows --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("macrobatch", [1, 12, "auto"])
-def test_epochs_of_n_rows_are_trained(kind: str, macrobatch: int | str) -> None:
-    trainer = make(macrobatch=macrobatch)
-    source = compose.head(KINDS[kind](), 22)
-    seen = [(i.epoch, i.batch, i.batches, i.samples) for i in trainer.steps(source, epochs=3)]
-    expected = [(e + (b == 6), b, 6, 22 * e + min(22, 4 * b)) for e in range(3) for b in range(1, 7)]
-    assert seen == expected
-    plain, rows = make(macrobatch=1), stream()
-    for _, b, _, _ in expected:
-        plain.step(rows.next_batch(2 if b == 6 else 4))
-    assert same(trainer, plain)
-    assert not same(trainer, make())
-
-
 def test_without_state_a_run_says_what_it_cannot_keep(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no state_dict"):
         make().fit(compose.head(stream(state=False), 22), epochs=1, run=tmp_path / "run", progress=False)
@@ -138,13 +123,6 @@ def test_a_source_with_batches_of_its_own_refuses_a_size(batch_size: Any) -> Non
         with pytest.raises(hr.ConfigError, match=r"with batches of its own. Leave batch_size= out"):
             make(batch_size=batch_size).fit(data, epochs=1, progress=False)
     assert source.given == []
-
-
-def test_a_source_with_batches_of_its_own_trains_with_them() -> None:
-    for macrobatch in (1, 100, "auto"):
-        trainer = make(batch_size=None, macrobatch=macrobatch)
-        seen = [(i.samples, i.epoch) for i in trainer.steps(Sized(), epochs=2)]
-        assert seen == [(6 * k, k // 5) for k in range(1, 11)]
 
 
 def test_epochs_of_n_rows_of_such_a_source_end_with_a_whole_batch() -> None:

@@ -146,26 +146,6 @@ def test_at_most_two_macrobatches_live_at_once() -> None:
 # --- the thread ------------------------------------------------------------------------------------------
 
 
-def test_close_ends_the_thread_also_while_it_stages(threads: Threads) -> None:
-    entered, gate = threading.Event(), threading.Event()
-
-    def wait(indices: Tensor) -> None:
-        if entered.is_set():
-            assert gate.wait(DEADLINE_S)
-        entered.set()
-
-    feed = hr.Feed(hr.Reader(host(400, wait)), batch_size=SIZE, macrobatch=8)
-    next(iter(feed))
-    assert len(threads()) == 1
-    closer = threading.Thread(target=feed.close)
-    closer.start()
-    gate.set()
-    closer.join(DEADLINE_S)
-    assert not closer.is_alive()
-    assert not threads()
-    feed.close()
-
-
 def test_a_feed_that_nobody_holds_takes_its_thread_along(threads: Threads) -> None:
     for batch in hr.Feed(hr.Reader(host()), batch_size=SIZE):
         assert batch.rows

@@ -56,15 +56,6 @@ def test_codes_do_not_depend_on_the_order_of_rows_or_files() -> None:
         assert sorted(table.rows(0, 4)["s"].tolist()) == [0, 1, 1, 2]
 
 
-def test_other_data_take_the_categories_of_the_training_data() -> None:
-    train = open_table(text("iris.csv", *IRIS), columns=["species"])
-    val = open_table(text("val.csv", "species", "virginica"), categories=train.categories)
-    assert val.rows(0, 1)["species"].tolist() == [1]
-    wrong = text("wrong.csv", "species", "setosa", "virgincia")
-    with pytest.raises(hr.DataError, match=r"'species' of wrong\.csv, row 1: unknown string 'virgincia'.*'virginica'"):
-        open_table(wrong, categories=train.categories)
-
-
 def test_numbers_may_be_categories() -> None:
     table = open_table(text("t.csv", "digit", "7", "3"), categories={"digit": ["3", "7"]})
     assert table.rows(0, 2)["digit"].tolist() == [1, 0]

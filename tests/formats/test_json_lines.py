@@ -42,13 +42,6 @@ def test_keys_are_columns(name: str, memory_bytes: int | None, tmp_path: Path) -
     assert [table.categories["y"][code] for code in rows["y"].tolist()] == ["yes", "no", "yes"]
 
 
-def test_columns_are_chosen_and_other_files_are_read_alike() -> None:
-    table = hr.open_table(write(), columns=["y", "n"], dtypes={"n": "float32"})
-    other = hr.open_table(write("o.jsonl", ['{"n": 7, "y": "yes", "z": 1}']), like=table)
-    assert [str(stream) for stream in other.streams] == ["y: int64[]", "n: float32[]"]
-    assert other.rows(0, 1)["y"].tolist() == [1]
-
-
 def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(paths.SUFFIXES, ".events", "")  # both are as they were after the test
     monkeypatch.setitem(files.READERS, ".events", None)
