@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,16 @@ def mixed(data: dict[str, Any]) -> hr.Source:
     return hr.mix(parts, [3, 1], seed=2)
 
 
+def ended(data: dict[str, Any]) -> hr.Source:
+    return hr.Reader(hr.ArrayTable(data), max_samples=250)
+
+
+def begun(rows: int, data: dict[str, Any]) -> hr.Source:
+    reader = hr.Reader(hr.ArrayTable(data))
+    reader.next_batch(203), reader.next_batch(rows)
+    return reader
+
+
 @pytest.mark.parametrize(
     ("read", "settings"),
     [
@@ -106,20 +117,23 @@ def mixed(data: dict[str, Any]) -> hr.Source:
         (lambda data: hr.Reader(hr.ArrayTable(data), "rows-only", block=17, seed=1), {}),
         (lambda data: hr.Reader(hr.ArrayTable(data), cross_epochs=True), {}),
         (lambda data: hr.Reader(hr.ArrayTable(data), cross_epochs=True), {"batch_size": {0: 16, "1 epoch": 31}}),
+        (partial(begun, 40), {}),
+        (partial(begun, 40), {"batch_size": {0: 16, "1 epoch": 31}}),
+        (ended, {}),
         (mixed, {}),
     ],
 )
 def test_rows_and_when_are_those_that_were_used(read: Callable[..., Any], settings: Any, tmp_path: Path) -> None:
     data = columns(rows=203) | {"row": torch.arange(203)}
     seen, trainer = Seen(), make("plain", tape=False, **{"batch_size": 24, **settings})
-    source, is_mix = read(data), read is mixed
+    source, unknown = read(data), {mixed: "mix of tables", ended: "has an end"}.get(read)
     trainer.fit(source, epochs=EPOCHS, progress=False, run=str(tmp_path / "run"), callbacks=[seen])
-    record, given = hr.Record(tmp_path / "run"), (mixed(data),) if is_mix else ()
+    record, given = hr.Record(tmp_path / "run"), (read(data),) if unknown else ()
     assert [record.rows(step, *given) for step in range(1, record.steps + 1)] == seen.rows
     for row in (0, 7, 101, 202):
         assert record.when(row, *given) == [k + 1 for k, rows in enumerate(seen.rows) for _ in range(rows.count(row))]
-    if is_mix:
-        with pytest.raises(RunError, match="mix of tables"):
+    if unknown:
+        with pytest.raises(RunError, match=unknown):
             record.rows(1)
 
 

@@ -105,8 +105,7 @@ class Record:
         if it is a mix of tables.
         """
         places, limits = self.places(train), self._last.common["limits"]
-        end = min(limits.get("samples", inf), limits.get("epochs", inf) * places.rows)
-        is_to_come = self.steps < step <= limits.get("steps", inf) and places.span(step)[0] < end
+        is_to_come = self.steps < step <= limits.get("steps", inf) and places.span(step)[0] < places.end(limits)
         return places.rows_of(step if is_to_come else self._known(step))
 
     def when(self, row: int, train: Any = None) -> list[int]:
