@@ -21,6 +21,12 @@ Memory = dict[int, list[Tensor]]
 """Blocks of memory by their size: what programs that never run at once may share."""
 ALLOCATES = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
 LINE = 64  # bytes: where torch begins what it allocates
+ELEMENTWISE = {
+    *(aten.relu.default, aten.threshold_backward.default, aten.tanh.default, aten.tanh_backward.default),
+    *(aten.sigmoid.default, aten.sigmoid_backward.default, aten.gelu.default, aten.gelu_backward.default),
+    *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor),
+}
+"""Operations that may write their result over what it is made of: each element is made of those at its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +205,27 @@ class Builder:
                 self._release_memory(value)
             self._plainly(k, call, result)
             return
+        if (over := self._replaceable(k, call, made)) is not None:
+            self._release_memory(made[0])
+            self._owned[made[0]] = self._owned.pop(over.root)
+            places = [self._tensors[over].copy_(places[0])]
         for value, place in zip(made, places, strict=True):
             self._keep(value, place)
             if value in self._direct:
                 self._added.add(self._direct[value][1])
         self._emit(k, call, form, made, places)
+
+    def _replaceable(self, k: int, call: Operation, made: Sequence[TapeTensor]) -> TapeTensor | None:
+        """What an operation may write its result over: planned memory of the same form that nothing needs later."""
+        if call.function not in ELEMENTWISE or made[0] in self._direct:
+            return None
+        for value in call.values():
+            root = value.root
+            is_all = (value.offset, value.nbytes) == (root.offset, root.nbytes)
+            uses = [likeness(each) for each in call.values() if each.root is root]
+            if is_all and self._last[root] == k and self._owned.get(root) and {*uses} == {likeness(made[0])}:
+                return value
+        return None
 
     def _emit(self, k: int, call: Operation, form: Form, made: Sequence[TapeTensor], places: Sequence[Tensor]) -> None:
         if form.function is None:
