@@ -1,15 +1,11 @@
 """Frames as columns: those of pandas, and whatever else gives its columns as Arrow's, as those of Polars do."""
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import DataError
 from .lazy import pa
 from .read import Batches, Select, joined
 from .schema import index_in
-
-WHERE = "this frame"
 
 
 @runtime_checkable
@@ -33,30 +29,20 @@ def is_frame(data: Any) -> bool:
 
 def where_of(frame: Any) -> str:
     """What a frame is called in messages."""
-    return "this table" if type(frame).__module__.partition(".")[0] == "pyarrow" else WHERE
+    return "this table" if type(frame).__module__.partition(".")[0] == "pyarrow" else "this frame"
 
 
 def read_frame(frame: Any, select: Select) -> Batches:
     """The columns of a frame, in place where they are numbers."""
-    where = where_of(frame)
     if is_pandas(frame, "DataFrame"):
-        check_names(list(frame.columns), where)
+        if odd := [name for name in frame.columns if not isinstance(name, str)]:
+            raise DataError(f"a column is called {odd[0]!r}; a stream has a string for its name. Rename it.")
         table = pa.table({name: _arrow_column(name, frame[name]) for name in select(list(frame.columns))})
     else:
         table = _table_of(frame)
-        check_names(table.column_names, where)
         table = table.select(select(table.column_names, index_in(table.schema)))
     batches = joined(table) or [pa.RecordBatch.from_pylist([], schema=table.schema)]
     return Batches(lambda: batches, schema=table.schema)
-
-
-def check_names(names: Sequence[Any], where: str) -> None:
-    """Raises unless the columns of a frame have different names, which are strings."""
-    for name, count in Counter(names).items():
-        if not isinstance(name, str):
-            raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
-        if count > 1:
-            raise DataError(f"{where} has {count} columns {name!r}. Give them names of their own.")
 
 
 def _table_of(frame: Any) -> Any:

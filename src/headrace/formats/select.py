@@ -118,7 +118,8 @@ class Selection:
         if not held:
             raise DataError(f"{where} has no columns.")
         if twice := _twice(held):
-            raise DataError(f"{where} has two columns {twice[0]!r}. Give them names of their own.")
+            count = held.count(twice[0])
+            raise DataError(f"{where} has {count} columns {twice[0]!r}. Give them names of their own.")
         if self.columns is None:
             if begins_with_numbers(held):
                 raise DataError(no_names(where))
