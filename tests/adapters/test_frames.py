@@ -24,28 +24,28 @@ def test_the_columns_of_a_frame_are_streams_and_its_numbers_are_used_in_place() 
     table = open_table(frame)
     assert [str(stream) for stream in table.streams] == ["a: float64[]", "b: int16[]", "c: bool[]"]
     assert table.take(torch.tensor([2, 0]))["a"].tolist() == [2, 0]
-    assert table.columns["a"].data_ptr() == frame["a"].to_numpy().ctypes.data  # type: ignore[union-attr]
+    assert table.columns["a"].data_ptr() == frame["a"].to_numpy().ctypes.data
 
 
 @pytest.mark.parametrize("dtype", [lambda: None, lambda: object, lambda: "string", lambda: pd.ArrowDtype(pa.string())])
 def test_strings_are_codes_in_sorted_order(dtype: Callable[[], Any]) -> None:
     table = open_table(pd.DataFrame({"s": pd.Series(["b", "a", "b"], dtype=dtype())}))
-    assert table.columns["s"].tolist() == [1, 0, 1]  # type: ignore[union-attr]
+    assert table.columns["s"].tolist() == [1, 0, 1]
     assert table.categories == {"s": ["a", "b"]}
 
 
 def test_a_categorical_keeps_its_order() -> None:
     column = pd.Categorical(["low", "high", "low"], categories=["low", "high", "unused"])
     table = open_table(pd.DataFrame({"s": column, "n": pd.Categorical([3, 5, 3])}))
-    assert table.columns["s"].tolist() == [0, 1, 0]  # type: ignore[union-attr]
+    assert table.columns["s"].tolist() == [0, 1, 0]
     assert table.categories == {"s": ["low", "high", "unused"]}
-    assert table.columns["n"].tolist() == [3, 5, 3]  # type: ignore[union-attr]
+    assert table.columns["n"].tolist() == [3, 5, 3]
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "UInt8", "Float32", "boolean", "int32[pyarrow]", "bool[pyarrow]"])
 def test_nullable_numbers_without_nulls_are_numbers(dtype: str) -> None:
     table = open_table(pd.DataFrame({"x": pd.array([1, 0, 1], dtype=dtype)}))
-    assert table.columns["x"].tolist() == [1, 0, 1]  # type: ignore[union-attr]
+    assert table.columns["x"].tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_what_a_frame_cannot_give_is_refused(frame: Callable[[], Any], message: 
 def test_chunks_of_an_arrow_table_are_joined_and_so_are_their_dictionaries() -> None:
     chunks = pa.chunked_array([pa.array(["b", "c"]).dictionary_encode(), pa.array(["a", "b"]).dictionary_encode()])
     table = open_table(pa.table({"s": chunks, "n": pa.chunked_array([[1], [2, 3, 4]])}))
-    assert table.columns["s"].tolist() == [1, 2, 0, 1]  # type: ignore[union-attr]
-    assert table.columns["n"].tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]
+    assert table.columns["s"].tolist() == [1, 2, 0, 1]
+    assert table.columns["n"].tolist() == [1, 2, 3, 4]
     assert table.categories == {"s": ["a", "b", "c"]}
 
 

@@ -108,7 +108,7 @@ def test_a_hugging_face_stream_resumes_after_any_batch(hugging: Any, shards: int
     assert [b.ends_epoch for b in pulled[:3]] == [False, False, True]  # type: ignore[union-attr]
     for k in (0, 2, 4, 7):
         fresh = make()
-        fresh.load_state_dict(pulled[k].cursor)  # type: ignore[union-attr, arg-type]
+        fresh.load_state_dict(pulled[k].cursor)  # type: ignore[union-attr]
         rest = [fresh.pull(5) for _ in pulled[k + 1 :]]
         expected = pulled[k + 1 :]
         assert [b["a"].tolist() for b in rest] == [b["a"].tolist() for b in expected]  # type: ignore[index]

@@ -138,7 +138,7 @@ class Net(torch.nn.Module):
 def loader(how: str, at: int, kind: str) -> Any:
     """The loader, whose order comes from torch's generator as it stands."""
     timeout_s = {"hangs": HANGS_S, "hangs and tells": TELLS_S}.get(how, 0)
-    data, options = Failing(how, at), {"shuffle": True, "num_workers": 2, "timeout": timeout_s}
+    data, options = Failing(how, at), dict[str, Any](shuffle=True, num_workers=2, timeout=timeout_s)
     if kind == "stateful":
         stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
         return stateful(data, batch_size=SIZE, **options)

@@ -163,7 +163,7 @@ def test_workers_that_stay_give_the_order_of_a_resume_wherever_it_begins() -> No
     for at in (1, BATCHES, BATCHES + 2, 2 * BATCHES):
         fresh, (_, cursor, random) = made(), given[at - 1]
         torch.set_rng_state(random)
-        fresh.load_state_dict(cursor)  # type: ignore[arg-type]
+        fresh.load_state_dict(cursor)
         assert [fresh.pull(1)["y"].tolist() for _ in given[at:]] == [rows for rows, *_ in given[at:]], at
 
 
@@ -338,7 +338,7 @@ def test_data_whose_batches_are_padded_apart_are_trained_on_and_scored(kind: str
 
 def test_a_loader_that_stacks_rows_declares_their_shape() -> None:
     """So that data for which the model is not made are refused before the first update."""
-    wide, narrow = (DataLoader[Any]([(torch.zeros(width), 0.0) for _ in range(4)], 2) for width in (5, 4))
+    wide, narrow = (DataLoader[Any]([(torch.zeros(width), 0.0) for _ in range(4)], 2) for width in (5, 4))  # type: ignore[arg-type]
     assert str(hr.LoaderSource(wide).streams[0]) == "x: float32[5]"
     trainer = reading()
     with pytest.raises(
@@ -385,14 +385,14 @@ def test_what_can_be_read_once_goes_on_but_not_back() -> None:
     cursors = [batch.cursor for batch in islice(hr.Feed(source), 3)]
     fresh = LoaderSource(numbers())
     assert len(fresh.streams) == 1
-    fresh.load_state_dict(cursors[1])  # type: ignore[arg-type]
+    fresh.load_state_dict(cursors[1])
     assert fresh.next_batch(1)["x"].tolist() == [4, 5]
     with pytest.raises(hr.SourceError, match="an iterator, which cannot go back"):
-        fresh.load_state_dict(cursors[0])  # type: ignore[arg-type]
+        fresh.load_state_dict(cursors[0])
 
 
 def test_a_loader_that_was_made_otherwise_cannot_go_on() -> None:
-    def cursor(loader: Any) -> dict[str, Any]:
+    def cursor(loader: Any) -> Any:
         return LoaderSource(loader).pull(1).cursor
 
     other = LoaderSource(DataLoader(Samples(), 8, shuffle=True))
@@ -411,7 +411,7 @@ def test_data_that_have_become_shorter_cannot_go_on() -> None:
     source = LoaderSource(shorter[0])
     cursor = [source.pull(1) for _ in range(4)][-1].cursor
     source._data = shorter[1]
-    source.load_state_dict({**cursor, "made": source.state_dict()["made"]})  # type: ignore[dict-item]
+    source.load_state_dict({**cursor, "made": source.state_dict()["made"]})
     with pytest.raises(hr.SourceError, match="ended after 2 batches of epoch 0, of which 4 had been used"):
         source.next_batch(1)
 
@@ -475,7 +475,7 @@ def test_samples_with_a_state_are_not_replayed() -> None:
     source, fresh = SampleSource(TrainState()), TrainState()
     cursors = [batch.cursor for batch in hr.Feed(source, batch_size=5)]
     going_on = SampleSource(fresh)
-    going_on.load_state_dict(cursors[1])  # type: ignore[arg-type]
+    going_on.load_state_dict(cursors[1])
     assert going_on.next_batch(4)["y"].tolist() == [10, 11, 12, 13]
     assert fresh.at == 15  # one more is known, to tell the end
     assert fresh.loads == 1

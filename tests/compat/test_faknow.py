@@ -184,7 +184,7 @@ def test_a_training_without_validation_takes_batches_of_any_form() -> None:
             return nn.functional.cross_entropy(self.layer(x), y)
 
     model, twin = Pairs(), Model()
-    pairs = DataLoader[Any]([(row["x"], row["label"]) for row in loader().dataset], batch_size=16)  # type: ignore[attr-defined]
+    pairs = DataLoader[Any]([(row["x"], row["label"]) for row in loader().dataset], batch_size=16)  # type: ignore[arg-type, attr-defined]
     assert trainer(model)._train_epoch(pairs, 0) == pytest.approx(trainer(twin)._train_epoch(loader(), 0))
     torch.testing.assert_close(model.state_dict(), twin.state_dict())
 

@@ -113,5 +113,5 @@ def test_what_is_in_memory_is_not_opened_as_a_file() -> None:
             hr.open_table(given)
     for data in (frame, X):
         with pytest.raises(hr.DataError, match="ArrayTable takes columns by name"):
-            hr.ArrayTable(data)
+            hr.ArrayTable(data)  # type: ignore[arg-type]
     assert hr.concat(frame).categories == hr.open_table(frame).categories == {"kind": ["a", "b"]}

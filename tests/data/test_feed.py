@@ -277,7 +277,7 @@ class Held(Pulled):
 
 def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_no_longer(monkeypatch, JOIN_TIMEOUT_S=0.01)
-    gate = Gate(held=3)
+    gate: Any = Gate(held=3)
     source = Held(gate)
     with hr.Feed(source, batch_size=SIZE, macrobatch=SIZE) as feed:
         first = next(iter(feed))

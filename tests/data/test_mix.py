@@ -16,7 +16,7 @@ def numbered(rows: int, first: int) -> hr.ArrayTable:
     return hr.ArrayTable({"id": torch.arange(first, first + rows)})
 
 
-def mixed(*sizes: int, weights: Any, **options: Any) -> hr.Source:
+def mixed(*sizes: int, weights: Any, **options: Any) -> hr.Reader:
     """Table k has the ids from 10_000 k on."""
     return compose.mix([numbered(n, 10_000 * k) for k, n in enumerate(sizes)], weights, **options)
 

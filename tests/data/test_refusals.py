@@ -57,7 +57,7 @@ def words(**options: Any) -> hr.Reader:
     return hr.Reader(ragged_table("words", [2, 1]), **options)
 
 
-def mixed(*sizes: int, weights: Any, **options: Any) -> hr.Source:
+def mixed(*sizes: int, weights: Any, **options: Any) -> hr.Reader:
     return hr.mix([column(torch.arange(n)) for n in sizes], weights, **options)
 
 

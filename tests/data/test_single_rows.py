@@ -50,7 +50,7 @@ def test_where_nobody_knows_the_rows_the_batch_itself_says_so() -> None:
 
 
 def test_a_training_that_never_comes_to_its_last_batch_is_not_refused() -> None:
-    for limits in ({"steps": 4}, {"samples": 32}, {"epochs": 3, "steps": 4}):
+    for limits in list[Any]([{"steps": 4}, {"samples": 32}, {"epochs": 3, "steps": 4}]):
         trainer_of(normalised()).fit((X[:33], Y[:33]), progress=False, **limits)
     reader = hr.Reader(hr.ArrayTable({"x": X[:33], "y": Y[:33]}), cross_epochs=True)
     trainer_of(normalised()).fit(reader, epochs=2, progress=False)

@@ -74,11 +74,11 @@ def write(kind: str, at: Path) -> Path:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, strings.schema) as writer:
             writer.write_batch(strings)
     elif kind == ".npz compressed":
-        np.savez_compressed(path, **dense)  # type: ignore[arg-type]
+        np.savez_compressed(path, **dense)
     elif kind == ".npy":
         np.save(path, dense["x"])
     elif kind == ".npz":
-        np.savez(path, **dense)  # type: ignore[arg-type]
+        np.savez(path, **dense)
     else:
         write_table(whole, path, rows_per_block=30)
     return path

@@ -346,7 +346,7 @@ def test_a_packed_file_that_is_cut_short_or_damaged_is_an_error(tmp_path: Path) 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
     path, before = written(tmp_path / "train.ctf", SAMPLE), vars(module)["has_ids"]
 
-    def changing(lines: Any) -> bool:
+    def changing(lines: Any) -> Any:
         with path.open("a") as file:
             file.write("4 |y 0 0 0 0 1\n")
         return before(lines)

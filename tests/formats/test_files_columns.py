@@ -138,7 +138,7 @@ def test_sequences_and_sparse_rows_are_cast_as_well() -> None:
         torch.float64,
         torch.float64,
     )
-    assert batch["tokens"].values.tolist() == table.columns["tokens"].values.tolist()  # type: ignore[union-attr]
+    assert batch["tokens"].values.tolist() == table.columns["tokens"].values.tolist()
     assert batch["words"].values.dtype == torch.float64
     longer = hr.ArrayTable({"t": Ragged(torch.tensor([1, 2, 300]), torch.tensor([0, 1, 1, 3]))})
     write_table(longer, "l.arrow")

@@ -52,7 +52,7 @@ def test_a_run_and_a_model_know_how_the_data_were_read(fitted: hr.Trainer) -> No
     expected = fitted.predict("val.csv")
     loaded = hr.load("run", trainer())
     assert torch.equal(loaded.trainer.predict("val.csv"), expected)
-    assert torch.equal(loaded.predict("val.csv").columns["output"], expected)  # type: ignore[arg-type]
+    assert torch.equal(loaded.predict("val.csv").columns["output"], expected)
     assert loaded.trainer.encoding == fitted.encoding
     assert loaded.trainer.categories == {"y": ["a", "b"]}
     other = hr.Trainer(fitted.model, hr.CrossEntropy(), torch.optim.SGD(fitted.model.parameters(), 0.1))
@@ -88,7 +88,7 @@ def test_a_file_with_none_of_the_columns_is_refused(fitted: hr.Trainer) -> None:
 class Sum(torch.nn.Linear):
     """A model whose last arguments may be missing."""
 
-    def forward(self, wide: torch.Tensor, high: torch.Tensor, more: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, wide: Any, high: Any, more: Any = None) -> torch.Tensor:  # type: ignore[override]
         return super().forward(wide[:, None] + 10 * high[:, None]).squeeze(1) + (0 if more is None else more)
 
 

@@ -1,5 +1,7 @@
 """Tabular data with missing values: each score of a search of scikit-learn is that of a loop by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ def test_a_search_of_scikit_learn_finds_the_scores_of_a_search_by_hand() -> None
     data, drawn = load_wine(as_frame=True), np.random.default_rng(0)
     x, y = data.data[NUMBERS].to_numpy(copy=True), data.target.to_numpy()
     x[drawn.random(x.shape) < 0.1] = np.nan
-    options = {"optimizer": torch.optim.AdamW, "lr": RATE, "epochs": EPOCHS, "batch_size": len(y), "random_state": 0}
+    options = dict[str, Any](optimizer=torch.optim.AdamW, lr=RATE, epochs=EPOCHS, batch_size=len(y), random_state=0)
     line = make_pipeline(SimpleImputer(), StandardScaler(), Classifier(Net, **options, device="cpu"))
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
     search = GridSearchCV(line, {"classifier__module__width": WIDTHS}, cv=folds).fit(x, y)

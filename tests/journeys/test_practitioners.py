@@ -461,7 +461,7 @@ class Plays(hr.Source):
         self.place = state["place"]
 
 
-def regret(model: nn.Module, rows: Any) -> Tensor:
+def regret(model: nn.Module, rows: Any) -> Any:
     chosen = model(rows["place"]).log_softmax(1).gather(1, rows["action"].unsqueeze(1)).squeeze(1)
     return -(chosen * rows["gain"]).sum()
 

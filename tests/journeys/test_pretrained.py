@@ -52,7 +52,7 @@ def frozen(model: nn.Module, is_frozen: bool) -> None:
             param.requires_grad_(not is_frozen)
 
 
-def by_hand(lora: bool) -> nn.Module:
+def by_hand(lora: bool) -> Any:
     model = bert(lora).train()
     optimizer = rates_by_layer(model)
     torch.manual_seed(1)

@@ -95,7 +95,7 @@ def test_views_that_do_not_exist_are_named(inputs: Any, error: str) -> None:
 
 def test_the_model_may_take_the_batch_whole() -> None:
     class Whole(Tagger):
-        def forward(self, batch: hr.Batch) -> Any:
+        def forward(self, batch: hr.Batch) -> Any:  # type: ignore[override]
             return super().forward(batch["words"].ids)
 
     plain = tagger(TAGS)

@@ -350,7 +350,7 @@ def read_it(place: str) -> None:
         "load_weights": lambda run: hr.load_weights(torch.nn.Linear(1, 1), run),
     }.items():
         with contextlib.suppress(hr.HeadraceError):
-            call("run")
+            call("run")  # type: ignore[operator]
         tell(f"{name}: ended")
 
 

@@ -37,7 +37,7 @@ def items(draw: Any, rows: int, dtypes: tuple[str, ...] = DTYPES, sparse: bool =
 
 
 @st.composite
-def columns(draw: Any, rows: int, **options: Any) -> dict[str, Any]:
+def columns(draw: Any, /, rows: int, **options: Any) -> dict[str, Any]:
     """A few streams with so many rows."""
     found: dict[str, Any] = {}
     for name in draw(st.sampled_from(["a", "ab", "abc"])):

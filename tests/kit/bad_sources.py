@@ -47,7 +47,7 @@ class KeepsTheState(Numbers):
     def __init__(self) -> None:
         self.state = {"at": 0}
 
-    at = property(lambda self: self.state["at"], lambda self, at: self.state.update(at=at))  # type: ignore[assignment]
+    at = property(lambda self: self.state["at"], lambda self, at: self.state.update(at=at))
 
     def state_dict(self) -> Any:
         return dict(self.state)
@@ -70,7 +70,7 @@ class LoadsOnlyFresh(Numbers):
 class BeginsAgain(Numbers):
     """It says that it is finished once, though it has a state."""
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         batch = super().next_batch(size, shard)
         self.at = 0 if batch is None else self.at
         return batch
@@ -124,7 +124,7 @@ class FlaggedIfItCrosses(hr.Reader):
         super().__init__(dense_table(10), cross_epochs=True)
 
     def next_macrobatch(self, size: int, rows: int, shard: hr.Shard = WHOLE) -> Any:
-        found = super().next_macrobatch(size, rows, shard)
+        found: Any = super().next_macrobatch(size, rows, shard)
         found.ends_epoch &= size == 1 or found.cursors[-1]["position"] != 0
         return found
 
@@ -140,7 +140,7 @@ class DropsTheRest(Numbers):
 
 
 class CursorBefore(Numbers):
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         before, batch = self.state_dict(), super().next_batch(size, shard)
         if batch is not None:
             batch.cursor = before

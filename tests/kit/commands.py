@@ -73,7 +73,7 @@ def _watch(asker: socket.socket) -> None:
         _work(files, *json.loads(data))
     asker.send(str(child).encode())
     ended = os.pidfd_open(child)
-    if ended not in select.select([ended, asker], [], [])[0]:  # the command has been killed
+    if ended not in select.select(list[Any]([ended, asker]), [], [])[0]:  # the command has been killed
         os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with suppress(OSError):

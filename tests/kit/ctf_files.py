@@ -91,7 +91,7 @@ def row_of(field: Any, row: int) -> list[Any]:
     return [item_of(field, row)]
 
 
-def item_of(items: Any, k: int) -> list[Any]:
+def item_of(items: Any, k: int) -> Any:
     if not isinstance(items, Sparse):
         return items[k].reshape(-1).tolist()
     start, stop = int(items.host_offsets[k]), int(items.host_offsets[k + 1])

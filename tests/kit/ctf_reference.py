@@ -83,7 +83,7 @@ def line_of(line: bytes, streams: dict[bytes, Stream]) -> tuple[Any, bool, dict[
         if content.startswith(b"#"):
             continue
         held = True
-        name = re.match(rb"[^ \t]*", content)[0]
+        name = re.match(rb"[^ \t]*", content)[0]  # type: ignore[index]
         try:
             name.decode()
         except UnicodeDecodeError:
@@ -143,7 +143,7 @@ def reference(data: bytes, streams: list[Stream], names: dict[str, str] | None =
 def judged(sequences: list[Sequence], faults: list[int], streams: list[Stream]) -> Outcome:
     late: list[Sequence] = []
     for before, now in pairwise(sequences):
-        if now.id is not None and now.id <= before.id:
+        if now.id is not None and now.id <= before.id:  # type: ignore[operator]
             faults.append(now.line)
             late.append(now)
     for now in sequences:

@@ -28,7 +28,7 @@ class Samples(Dataset[Any]):
     """Rows of which each knows its number; `give` makes the sample of it."""
 
     def __init__(self, give: Callable[[int], Any] = lambda i: (torch.tensor([i, -i]) / 2, i), rows: int = ROWS) -> None:
-        self.give, self.count, self.asked = give, rows, []
+        self.give, self.count, self.asked = give, rows, list[Any]()
 
     def __len__(self) -> int:
         return self.count
@@ -76,10 +76,10 @@ class TrainState(Stream):
             yield torch.tensor([self.at - 1, 1 - self.at]) / 2, self.at - 1
         self.at = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[Any, Any]:
         return {"at": self.at, "pair": (1, 2), 3: float("inf")}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
         assert (state["pair"], state[3]) == ((1, 2), float("inf"))
         self.at = state["at"]
         self.loads += 1

@@ -35,7 +35,7 @@ class Numbers(hr.Source):
     def streams(self) -> Sequence[hr.Stream]:
         return [hr.Stream("x", dtype="int64"), hr.Stream("v", (2,))]
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         if self.at >= self.n:
             return None
         start, self.at = self.at, min(self.n, self.at + size)
@@ -116,7 +116,7 @@ class OfItsOwnSize(Numbers):
 
     own_size, batches = True, hr.Source.batches
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         return super().next_batch(4, shard)
 
 
@@ -143,7 +143,7 @@ class PerWorker(Numbers):
 class Round(Numbers):
     """Epoch after epoch without a None, each batch up to the end of one."""
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         self.at %= self.n
         return super().next_batch(size, shard)
 
@@ -186,7 +186,7 @@ class Restarting(Plain):
     state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict
     elastic = False
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         batch = super().next_batch(size, shard)
         self.at = 0 if batch is None else self.at
         return batch
@@ -197,7 +197,7 @@ class Unsharded(Plain):
 
     shards = elastic = thread_safe = False
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         assert shard == WHOLE
         return super().next_batch(size)
 
@@ -207,7 +207,7 @@ class Endless(Plain):
 
     endless = True
 
-    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+    def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> Any:
         self.at %= self.n
         return super().next_batch(size, shard)
 

@@ -147,7 +147,7 @@ class Block(nn.Module):
 
 class Inherits(Layers):
     def forward(self, x: Tensor) -> Any:
-        return super().forward(self.blocks(x))
+        return super().forward(self.blocks(x))  # type: ignore[operator]
 
 
 @add(blocks=nn.Sequential(Block(WIDTH), Block(WIDTH, norm=False, activation=torch.tanh)))
@@ -197,7 +197,7 @@ class Reads(Layers):
             x = layer(x) * options["scale"]
         return normalised(x, 0, eps=1e-3)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+    def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Any:
         assert x.dim() == 2, "rows"
         if not isinstance(x, Tensor) or x.ndim != 2:
             raise TypeError(f"expected a tensor, got {type(x).__name__}")
@@ -272,7 +272,7 @@ def recurrent(self: Any, x: Tensor) -> Any:
     out, (h, _) = self.lstm(x, (h0, c0))
     out, _ = self.gru(out)
     out, _ = self.rnn(out.transpose(0, 1))
-    state = None
+    state: Any = None
     for t in range(out.size(0)):
         state = self.cell(out[t], state)
     return self.fc2(state[0] + out[-1] + h[-1].repeat(1, 2))
@@ -288,7 +288,7 @@ class Attention(Layers):
         self.register_buffer("tril", torch.tril(torch.ones(8, 8)))
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+    def forward(self: Any, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
         made, _ = self.attention(x, x, x, need_weights=False)
         x = self.norm(x + made)
         _, t, c = x.shape
@@ -339,7 +339,7 @@ class Penalised(hr.Objective):
         return {
             "contrast": hr.Term(contrast, batch.rows),
             "penalty": hr.Term(self.strength * penalty, 1.0, coefficient=self.strength),
-            "named": hr.Term(named, 1e3),  # type: ignore[arg-type]
+            "named": hr.Term(named, 1e3),
         }
 
 

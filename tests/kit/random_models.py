@@ -21,7 +21,7 @@ class Reshaped(nn.Module):
         super().__init__()
         self.layer, self.shape, self.leave = layer, shape, nn.Linear(width, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         out = self.layer(x.view(-1, *self.shape))
         out = out[0] if isinstance(out, tuple) else out
         return self.leave(out.flatten(1))
@@ -34,7 +34,7 @@ class Residual(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return x + self.layer(x)
 
 
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.layer(x, x, x, need_weights=False)[0]
 
 
@@ -56,7 +56,7 @@ class Looked(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.layer(x.detach().mul(3).long().clamp(-4, 4) + 4)
 
 

@@ -16,14 +16,14 @@ _TRAINER = "headrace.train.trainer"
 
 def lose_once() -> None:
     """In each process of a Ray cluster, before its work: changes trainers, if it imports them."""
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _TRAINER:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = find_spec(name)
         assert spec is not None
         assert spec.loader is not None

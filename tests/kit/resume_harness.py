@@ -189,7 +189,7 @@ def changed(change: Change | None) -> Iterator[None]:
     """Changes the state that is read from a checkpoint before it is used."""
     from headrace.train import checkpointer
 
-    before = checkpointer.decode
+    before = vars(checkpointer)["decode"]
 
     def decode(contents: Any) -> Any:
         state = before(contents)
@@ -200,11 +200,11 @@ def changed(change: Change | None) -> Iterator[None]:
             state.common = parts
         return state
 
-    checkpointer.decode = decode
+    checkpointer.decode = decode  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        checkpointer.decode = before
+        checkpointer.decode = before  # type: ignore[attr-defined]
 
 
 def saved_parts(state: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ IDS = torch.randint(0, WORDS, (ITEMS,), generator=GENERATOR)
 HOLES = torch.arange(ROWS) % 4 == 1  # rows that are empty in OPEN
 
 
-def ragged(values: Tensor, offsets: Tensor = OFFSETS) -> Ragged:
+def ragged(values: Any, offsets: Tensor = OFFSETS) -> Ragged:
     return Ragged(values, offsets)
 
 

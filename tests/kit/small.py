@@ -14,7 +14,7 @@ def test_a_schedule_resumes(tmp_path: Path) -> None:
 
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def momentum(of: nn.Module | Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(of.parameters() if isinstance(of, nn.Module) else of, lr=0.1, momentum=0.9)
 
 
-def adam(of: nn.Module | Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def adam(of: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(of.parameters() if isinstance(of, nn.Module) else of, lr=0.02)
 
 

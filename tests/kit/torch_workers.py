@@ -66,7 +66,7 @@ def run_torchrun(options: list[str], function: Callable[..., object], *arguments
         config.start_method = "fork"
         return lambda *_: elastic_launch(config, function)(*arguments)
 
-    torch.distributed.run.elastic_launch = launch
+    torch.distributed.run.elastic_launch = launch  # type: ignore[assignment, attr-defined]
     torch.distributed.run.main([*options, "no script"])
 
 

@@ -97,7 +97,7 @@ class Scale(nn.Module):
         return x * self.scale
 
 
-def images() -> nn.Module:
+def images() -> Any:
     """Convolutions whose weights lie in memory with the channels last."""
 
     def call(self: Any, x: Tensor) -> Any:
@@ -105,7 +105,7 @@ def images() -> nn.Module:
         return self.layers(pixels).mean(dim=(2, 3))
 
     layers = nn.Sequential(nn.Conv2d(2, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, (1, 2)))
-    return Parts(call, layers=layers).to(memory_format=torch.channels_last)
+    return Parts(call, layers=layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 class Remembers(nn.Module):
@@ -117,7 +117,7 @@ class Remembers(nn.Module):
         self.register_buffer("drift", torch.zeros(6), persistent=False)
         self.kept = SimpleNamespace(calls=0)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         if self.training:
             self.drift += 0.01 * x.detach().mean(dim=0)
             self.kept.calls += 1
@@ -139,7 +139,7 @@ class Caches(nn.Module):
         self.register_buffer("late", None, persistent=False)
         self.register_buffer("grows", torch.zeros(1), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         if self.late is None:
             self.late = torch.linspace(0.5, 1.5, 6)
         if len(self.grows) < len(x):
@@ -154,7 +154,7 @@ class Narrow(nn.Module):
         super().__init__()
         self.inner, self.tried = network(), False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if self.training and not self.tried:
             self.tried = True
             raise MemoryError("on purpose")
@@ -177,7 +177,7 @@ class Centers(hr.Objective, nn.Module):
         self.centers = nn.Parameter(torch.randn(3, 3))
         self.register_buffer("seen", torch.zeros(3))
 
-    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+    def terms(self: Any, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
         out = model(batch["x"])
         if self.training:
             self.seen += torch.bincount(batch["y"], minlength=3)
@@ -241,14 +241,14 @@ class Case:
 
 def trainer(model: nn.Module, optimizer: Any = adam, loss: Any = None, **options: Any) -> hr.Trainer:
     """Everything at once: microbatches, a norm to clip to, a schedule, a metric."""
-    usual = {"batch_size": BATCH, "microbatch": MICRO, "clip_norm": 0.5, "schedule": hr.Cosine(0.2)}
+    usual: dict[str, Any] = {"batch_size": BATCH, "microbatch": MICRO, "clip_norm": 0.5, "schedule": hr.Cosine(0.2)}
     usual |= {"metrics": ["accuracy"], "device": "cpu", "inputs": ["x"]}
     return hr.Trainer(model, hr.CrossEntropy() if loss is None else loss, optimizer, **(usual | options))
 
 
 def several() -> Case:
     model = nn.ModuleDict({"a": network(), "b": network()})
-    model.forward = lambda x: {name: model[name](x) for name in "ab"}  # type: ignore[method-assign]
+    model.forward = lambda x: {name: model[name](x) for name in "ab"}
     losses = {"a": hr.CrossEntropy(output="a"), "b": hr.CrossEntropy(output="b", label_smoothing=0.1)}
     optimizers = {"a": adam(model["a"].parameters()), "b": optim.SGD(model["b"].parameters(), 0.05, 0.9)}
     return Case(trainer(model, optimizers, losses, metrics=()))
@@ -278,7 +278,7 @@ def of_groups() -> Case:
     model = lonely()
     model.rest.append(Scale())
     rest, last = list(model.rest[:-2].parameters()), list(model.rest[-2:].parameters())
-    groups = [{"params": rest}, {"params": last, "lr": torch.tensor(0.05), "weight_decay": 0.1}]
+    groups: list[Any] = [{"params": rest}, {"params": last, "lr": torch.tensor(0.05), "weight_decay": 0.1}]
     return Case(trainer(model, optim.AdamW(groups, lr=torch.tensor(0.01)), microbatch=3))
 
 
@@ -309,7 +309,7 @@ def in_blocks() -> Case:
 
 
 def within_epochs() -> Case:
-    options = {"validate_every": "3 steps", "log_every": "2 steps", "every": "7 steps"}
+    options: dict[str, Any] = {"validate_every": "3 steps", "log_every": "2 steps", "every": "7 steps"}
     options["callbacks"] = [Counts(), hr.EarlyStopping(patience=4), hr.BestModel("val/accuracy", k=2), Counts()]
     metrics = ["accuracy", "confusion", "f1:macro", "error"]
     return Case(trainer(network(), metrics=metrics, schedule=hr.OneCycle(peak=0.4)), options=options)
@@ -317,7 +317,7 @@ def within_epochs() -> Case:
 
 def by_samples() -> Case:
     """The best is the first, and the model ends as it."""
-    options = {"validate_every": "10 samples", "log_every": "7 samples", "every": "25 samples"}
+    options: dict[str, Any] = {"validate_every": "10 samples", "log_every": "7 samples", "every": "25 samples"}
     options["callbacks"] = [hr.EarlyStopping(mode="max", patience=50)]
     return Case(trainer(network(), schedule=None), options=options)
 

@@ -132,11 +132,11 @@ class Measured(nn.Module):
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         if self.training:
-            self.mean.lerp_(x.detach().mean(dim=0), 0.1)  # type: ignore[operator]
+            self.mean.lerp_(x.detach().mean(dim=0), 0.1)
             self.seen += 1
-        return x - self.mean  # type: ignore[no-any-return]
+        return x - self.mean
 
 
 def noisy() -> nn.Module:
@@ -165,11 +165,11 @@ class Counting(nn.Module):
         self.register_buffer("fresh", torch.tensor(True))
         self.register_buffer("low", torch.tensor(math.inf))
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self: Any, x: Tensor) -> Any:
         if self.training:
             self.left -= 1
-            self.fresh.fill_(False)  # type: ignore[operator]
-            self.low.copy_(torch.minimum(self.low, x.detach().min()))  # type: ignore[operator, arg-type]
+            self.fresh.fill_(False)
+            self.low.copy_(torch.minimum(self.low, x.detach().min()))
         return self.out(x)
 
 

@@ -78,7 +78,7 @@ def test_an_objective_has_a_term_of_ours_of_its_outputs_and_a_prior_whose_weight
     student, target = raw(X), teacher(X).log_softmax(dim=1)
     soft = F.kl_div(student.log_softmax(dim=1), target, log_target=True, reduction="batchmean")
     hard, other = F.cross_entropy(student, Y), F.cross_entropy(student, Y.flip(0), label_smoothing=0.1)
-    prior = 0.0 if known else 0.1 * next(raw.parameters()).square().sum()
+    prior: Any = 0.0 if known else 0.1 * next(raw.parameters()).square().sum()
     (0.5 * soft + hard + 0.5 * other + prior).backward()
     for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
         assert q.grad is not None

@@ -188,7 +188,7 @@ def test_a_row_is_found_below_splits_filters_and_mixes(tmp_path: Path) -> None:
     for row in (0, 7, 49, 50, 99):
         which, number = run.origin(row, source)
         assert which == (row >= 50)
-        assert number == int(source.table.take(torch.tensor([row]))["row"])  # type: ignore[attr-defined]
+        assert number == int(source.table.take(torch.tensor([row]))["row"])
     with pytest.raises(RunError, match="data are batches"):
         run.origin(0, [{"x": torch.ones(2, 20), "y": torch.zeros(2, dtype=torch.int64)}])
 

@@ -33,7 +33,7 @@ class Keeps(nn.Module):
         self.torch, self.numpy, self.python = torch.Generator(), np.random.default_rng(0), random.Random(0)
         self.legacy = np.random.RandomState(0)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         if not self.training:
             return self.layer(x)  # type: ignore[no-any-return]
         if self.kind == "number":
@@ -69,7 +69,7 @@ class Center(nn.Module):
         self.register_buffer("center", torch.zeros(3))
         self.calls = 0
 
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+    def forward(self: Any, outputs: Tensor, target: Tensor) -> Any:
         self.calls += 1
         self.center = 0.9 * self.center + 0.1 * outputs.detach().mean(0)
         return F.cross_entropy(outputs - self.center, target) / self.calls
@@ -85,7 +85,7 @@ class Follows(hr.Objective):
 
     def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
         outputs, self.share = model(batch["x"]), self.share * 0.9
-        for mine, its in zip(self.listed, model.layer.parameters(), strict=True):  # type: ignore[union-attr, operator, arg-type]
+        for mine, its in zip(self.listed, model.layer.parameters(), strict=True):  # type: ignore[union-attr]
             mine.data.mul_(self.share).add_(its.data, alpha=1 - self.share)
         return {"far": hr.Term(F.mse_loss(outputs, self.teacher(batch["x"]).detach() + 1, reduction="sum"), 18.0)}
 

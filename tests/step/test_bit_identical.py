@@ -35,8 +35,8 @@ def batchnorm_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(33, 29), nn.BatchNorm1d(29), nn.ReLU(), nn.Linear(29, 7))
 
 
-def frozen_mlp() -> nn.Module:
-    model = odd_mlp()
+def frozen_mlp() -> Any:
+    model: Any = odd_mlp()
     model[2].requires_grad_(False)
     return model
 
@@ -50,7 +50,7 @@ class Tied(nn.Module):
         self.again = nn.Linear(33, 7, bias=False)
         self.again.weight = self.enter.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.again(torch.tanh(self.inner(self.enter(x))))
 
 
@@ -63,7 +63,7 @@ class Sometimes(nn.Module):
         self.left, self.unused, self.right = nn.Linear(11, 7), nn.Linear(11, 7), nn.Linear(11, 7)
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls += self.training
         hidden = torch.relu(self.enter(x))
         return self.left(hidden) if self.calls % 3 else self.right(hidden)
@@ -75,9 +75,9 @@ class Channels(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.leave = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(55, 7)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.leave(torch.relu(self.conv(x.view(-1, 3, 11, 1))).flatten(1))
 
 
@@ -158,7 +158,7 @@ class Rests(nn.Module):
         self.norm.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.leave(torch.relu(self.norm(self.enter(x))))
 
 
@@ -197,7 +197,7 @@ class Bag(nn.Module):
         super().__init__()
         self.words, self.leave = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 7)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49)))
 
 
@@ -208,7 +208,7 @@ class Half(nn.Module):
         super().__init__()
         self.inner = odd_mlp().bfloat16()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.inner(x.bfloat16())
 
 
@@ -243,7 +243,7 @@ class Doubled(Tensor):
             kwargs["gradient"] = torch.tensor(2.0)
         elif function is torch.autograd.backward:
             kwargs["grad_tensors"] = [2 * seed for seed in kwargs["grad_tensors"]]
-        return super().__torch_function__(function, types, args, kwargs)
+        return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def doubled(outputs: Tensor, target: Tensor) -> Tensor:

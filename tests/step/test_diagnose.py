@@ -1,6 +1,7 @@
 """A number that is not finite: the error names the module that made it, and nothing else has changed."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 import headrace as hr
 
 
-def error_of(model: nn.Module, **options: object) -> str:
+def error_of(model: nn.Module, **options: Any) -> str:
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, **options)

@@ -24,7 +24,7 @@ def fail(*_: Any) -> None:
 def shallow(self: Any, x: Tensor) -> Tensor:
     """A layer is left out at random."""
     x = self.first(x)
-    return x + self.second(x) if float(torch.rand(())) < 0.5 else x  # type: ignore[no-any-return]
+    return x + self.second(x) if float(torch.rand(())) < 0.5 else x
 
 
 def sparse() -> nn.Module:
@@ -41,10 +41,10 @@ class Counts(nn.Module):
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("large", torch.zeros((1 << 20) + 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         self.calls = self.calls + 1
-        self.large[:3] += 1  # type: ignore[operator]
-        return self.layer(x)  # type: ignore[no-any-return]
+        self.large[:3] += 1
+        return self.layer(x)
 
 
 BODIES: dict[str, Callable[[], nn.Module]] = {

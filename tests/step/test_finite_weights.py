@@ -28,9 +28,9 @@ def unused() -> Any:
     return Parts(call, used=nn.Linear(4, 1), dead=nn.Linear(4, 1))
 
 
-def dead_relu() -> nn.Module:
+def dead_relu() -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+    model: Any = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
     nn.init.constant_(model[0].bias[2:3].data, -100.0)
     return model
 
@@ -57,7 +57,7 @@ def trainer(name: str, **options: Any) -> hr.Trainer:
     model, optimizer, _ = CASES[name]
     made = model()
     loss = 1e6 * hr.MSE() if name == "a rate too high" else hr.MSE()
-    return hr.Trainer(made, loss, optimizer(made), **{"batch_size": BATCH, "order": "none"} | options)
+    return hr.Trainer(made, loss, optimizer(made), **{"batch_size": BATCH, "order": "none", **options})
 
 
 def saved(run: Path) -> list[int]:
@@ -103,7 +103,7 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
 
     def made() -> hr.Trainer:
         model = unused()
-        groups = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
+        groups: list[Any] = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
         optimizer = torch.optim.Adam(groups, lr=1e-4)
         return hr.Trainer(model, hr.MSE(), optimizer, batch_size=1, tape=tape)
 
@@ -123,7 +123,7 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
 
 def test_updates_by_hand_are_looked_at_too() -> None:
     model = unused()
-    groups = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
+    groups: list[Any] = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
     made = hr.Trainer(model, hr.MSE(), torch.optim.Adam(groups, lr=1e-4))
     for _ in range(CHECK_EVERY - 1):
         made.step((X, Y))
@@ -133,7 +133,7 @@ def test_updates_by_hand_are_looked_at_too() -> None:
 
 def test_a_weight_that_was_not_finite_before_may_stay_so(tmp_path: Path) -> None:
     model = dead_relu()
-    model.mask = nn.Parameter(torch.full((3,), float("-inf")), requires_grad=False)  # type: ignore[assignment]
+    model.mask = nn.Parameter(torch.full((3,), float("-inf")), requires_grad=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     made = hr.Trainer(model, hr.MSE(), optimizer, batch_size=BATCH)
     made.fit((X, Y), epochs=2, run=tmp_path / "run", progress=False)
@@ -143,14 +143,14 @@ def test_a_weight_that_was_not_finite_before_may_stay_so(tmp_path: Path) -> None
 def test_large_finite_weights_are_no_reason_to_stop() -> None:
     """Whose sum is too large for a number of their kind."""
     model = nn.Sequential(nn.Linear(4, 1))
-    model.far = nn.Parameter(torch.full((8,), 3e38))  # type: ignore[assignment]
+    model.far = nn.Parameter(torch.full((8,), 3e38))
     made = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=1e-3), batch_size=BATCH)
     assert made.fit((X, Y), epochs=2, progress=False).last["step"] == 6
 
 
 def test_the_weights_of_one_of_several_optimizers_are_named_with_its_key() -> None:
     model = nn.ModuleDict({"a": dead_relu(), "b": nn.Linear(4, 1)})
-    model.forward = lambda x: {"a": model["a"](x), "b": model["b"](x)}  # type: ignore[method-assign]
+    model.forward = lambda x: {"a": model["a"](x), "b": model["b"](x)}
     optimizers = {"a": adam_without_eps(model["a"]), "b": torch.optim.SGD(model["b"].parameters(), lr=0.01)}
     losses = {"a": hr.MSE(output="a"), "b": hr.MSE(output="b")}
     with pytest.raises(hr.NonFiniteError, match=r"^step 1: Adam of 'a' .*'a\.0\.weight'"):

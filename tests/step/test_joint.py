@@ -20,7 +20,7 @@ Y = X[:, :5].argmax(1)
 Make = Callable[[nn.Module], list[Optimizer]]
 
 
-def network() -> nn.Module:
+def network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(20, 31), nn.LayerNorm(31), nn.ReLU(), nn.Dropout(0.1), nn.Linear(31, 17), nn.ReLU(), nn.Linear(17, 5)
@@ -43,7 +43,7 @@ def three(model: nn.Module) -> list[Optimizer]:
     return [SGD(others, lr=0.1, momentum=0.9), Adafactor(some[:1], lr=0.05), AdamW(some[1:], lr=1e-2)]
 
 
-def by_hand(make: Make, **clip: float) -> tuple[nn.Module, list[Optimizer]]:
+def by_hand(make: Make, **clip: Any) -> tuple[nn.Module, list[Optimizer]]:
     model = network()
     optimizers = make(model)
     torch.manual_seed(7)

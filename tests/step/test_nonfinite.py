@@ -41,7 +41,7 @@ class Mean(nn.Module):
         self.how = how
         self.register_buffer("seen", torch.zeros(6))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         if self.training:
             new = 0.9 * self.seen + 0.1 * x.detach().square().mean(dim=0)
             if self.how == "in place":
@@ -101,7 +101,7 @@ def with_bad(cause: str, *rows: int) -> tuple[Tensor, Tensor]:
 def made(cause: str = NOTHING, on_device: bool = False, optimizer: str = "adam", **options: Any) -> hr.Trainer:
     given = CAUSES[cause]
     model = options.pop("model", None) or network(given.get("norm", NORMS["batch norm"])())
-    options = {"batch_size": BATCH, "order": "none", "device": "cpu"} | options
+    options = {"batch_size": BATCH, "order": "none", "device": "cpu", **options}
     loss = options.pop("loss", None) or given.get("loss") or hr.CrossEntropy()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the model has")
@@ -370,7 +370,7 @@ class Masked(nn.Module):
     def made(self) -> Tensor:
         return torch.full((6, 6), -INF).triu(1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         if self.how == "filled anew":
             self.mask.copy_(self.made())
         elif self.how == "exchanged" or self.mask is None:

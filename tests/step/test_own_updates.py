@@ -112,7 +112,7 @@ def saved(run: Path) -> list[int]:
 
 def made(kind: type[hr.Trainer], **options: Any) -> hr.Trainer:
     model = network()
-    usual = {"batch_size": BATCH, "order": "none", "arena": kind is not Own}
+    usual: dict[str, Any] = {"batch_size": BATCH, "order": "none", "arena": kind is not Own}
     return kind(model, hr.CrossEntropy(), sgd(model), **usual | options)
 
 

@@ -16,7 +16,7 @@ import headrace as hr
 X, Y = DATA = data(256)
 
 
-def network() -> nn.Sequential:
+def network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
 
@@ -35,7 +35,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
     ids=str,
 )
 def test_half_precision_trains_and_keeps_the_weights_in_full(precision: str, options: dict[str, Any]) -> None:
-    seen = set[torch.dtype]()
+    seen: Any = set[torch.dtype]()
     model = nn.Sequential(*network(), Parts(lambda self, x: (seen.add(x.dtype), x)[1]))
     trainer = make(model, precision=precision, metrics=["accuracy"], **options)
     history = trainer.fit(DATA, DATA, epochs=8, progress=False)
@@ -50,7 +50,7 @@ def test_half_precision_trains_and_keeps_the_weights_in_full(precision: str, opt
     assert seen == {HALF[precision]}
 
 
-def moved(**options: Any) -> Tensor:
+def moved(**options: Any) -> Any:
     """How far one update of gradients around 1e-6 moves a weight."""
     model = network()
     tiny = 1e-6 * hr.CrossEntropy()
@@ -89,7 +89,7 @@ def test_a_compiled_model_trains_as_the_plain_one() -> None:
 
     torch._dynamo.reset()
     counters.clear()
-    wrapped = lambda: Parts(lambda self, x: self.inner(x), inner=network())  # noqa: E731
+    wrapped: Any = lambda: Parts(lambda self, x: self.inner(x), inner=network())  # noqa: E731
     compiled, plain = make(wrapped(), compile=True), make(wrapped())
     for trainer in (compiled, plain):
         history = trainer.fit(DATA, epochs=3, progress=False)

@@ -121,7 +121,7 @@ def test_weights_that_only_the_forward_pass_knows_leave_random_numbers_and_buffe
             self.layer = nn.Linear(11, CLASSES, dtype=torch.float64)
             self.register_buffer("calls", torch.zeros(()))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self: Any, x: Tensor) -> Any:
             torch.rand(1)
             self.calls += 1
             return self.layer(x)
@@ -130,7 +130,7 @@ def test_weights_that_only_the_forward_pass_knows_leave_random_numbers_and_buffe
     batch["y"] = batch["y"].clamp(min=0)
     found: dict[int | None, tuple[Tensor, float, Tensor]] = {}
     for microbatch in (None, 10):
-        model = Watched()
+        model: Any = Watched()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         trainer = hr.Trainer(model, Confident(), optimizer, microbatch=microbatch)
         torch.manual_seed(4)

@@ -70,7 +70,7 @@ def begin(make: Callable[[], Cheat]) -> Cheat:
     return make()
 
 
-def trained(make: Callable[[], Cheat], tape: Any, by_fit: bool = False, **options: Any) -> tuple[list[Tensor], str]:
+def trained(make: Any, tape: Any, by_fit: bool = False, **options: Any) -> tuple[list[Tensor], str]:
     """Whatever is left of a training, to be compared, and what became of its passes."""
     cheat = begin(make)
     change = cheat.change or (lambda: None)
@@ -90,7 +90,7 @@ def trained(make: Callable[[], Cheat], tape: Any, by_fit: bool = False, **option
         return [*(value.clone() for value in found), losses], trainer.tape_note
 
 
-def scored(make: Callable[[], Cheat], tape: Any, at: str = "") -> list[Tensor]:
+def scored(make: Any, tape: Any, at: str = "") -> list[Tensor]:
     """What a model predicts and scores, again and again, and what is left of it.
 
     Its change is made between two of these, or in the middle of each, `at` a hook of a callback.
@@ -124,9 +124,7 @@ def by_torch(name: str) -> list[Tensor]:
     return trained(ALL[name], False)[0]
 
 
-def check(
-    make: Callable[[], Cheat], ways: Sequence[str] = ("steps", "fit"), expected: list[Tensor] | None = None
-) -> None:
+def check(make: Any, ways: Sequence[str] = ("steps", "fit"), expected: list[Tensor] | None = None) -> None:
     """Fails unless a training is the same with a tape as without, or an error where a tape is required."""
     expected = trained(make, False)[0] if expected is None else expected
     for way in ways:

@@ -81,7 +81,7 @@ def test_a_random_model_in_microbatches_gives_the_bits_of_torch(seed: int) -> No
 @pytest.mark.parametrize("number", range(len(LAYERS)))
 def test_each_layer_is_replayed_with_the_bits_of_the_raw_loop(number: int) -> None:
     """The control, too: what random models compare is not torch with torch."""
-    layers = [lambda: nn.Linear(WIDTH, WIDTH), LAYERS[number], lambda: nn.Linear(WIDTH, WIDTH)]
+    layers: list[Any] = [lambda: nn.Linear(WIDTH, WIDTH), LAYERS[number], lambda: nn.Linear(WIDTH, WIDTH)]
     case = Case(lambda: nn.Sequential(*[make() for make in layers]), OPTIMIZERS["momentum"], classes_of, 40, 8, "")
     found, note = taped(case, "auto" if number in NOT_RECORDED else True)
     assert ("replayed" in note) == (number not in NOT_RECORDED)

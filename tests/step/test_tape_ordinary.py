@@ -93,7 +93,7 @@ NOT_REPLAYED: list[tuple[Callable[[Any, Tensor], Any], str, int]] = [
     (lambda self, x: (print(x.shape), 1.0)[1], "print", 0),
     (imports, "statistics", 1),
     (counts, "calls", 1),
-    (lambda self, x: Doubled.apply(x.mean()), "Doubled", 0),
+    (lambda self, x: Doubled.apply(x.mean()), "Doubled", 0),  # type: ignore[no-untyped-call]
 ]
 """What scales a model, the name or word that a note has to have, and its line, counted from that of the function."""
 

@@ -23,10 +23,10 @@ def trainer(model: nn.Module, loss: Any, **options: Any) -> hr.Trainer:
 class Masked(hr.Loss):
     """A loss that reads a stream which it has not declared."""
 
-    def weight(self, batch: hr.Batch) -> Tensor:
+    def weight(self, batch: hr.Batch) -> Any:
         return batch["mask"].sum()
 
-    def sum(self, outputs: Any, batch: hr.Batch) -> Tensor:
+    def sum(self, outputs: Any, batch: hr.Batch) -> Any:
         return (F.cross_entropy(outputs, batch["y"], reduction="none") * batch["mask"]).sum()
 
 
@@ -94,7 +94,7 @@ def test_a_block_keeps_no_inputs_alive() -> None:
 
     class Host(hr.Table):
         thread_safe = True
-        streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))  # type: ignore[assignment]
+        streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))
 
         def __len__(self) -> int:
             return 50
@@ -139,7 +139,8 @@ class Merges(nn.Module):
 
 def test_the_train_and_eval_of_a_model_are_called_as_in_a_loop() -> None:
     x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
-    raw, ours = Merges(), nn.Sequential(Merges())
+    raw = Merges()
+    ours: Any = nn.Sequential(Merges())
     by_hand = torch.optim.SGD([raw.adapter], lr=0.5)
     for epoch in range(3):
         raw.train()

@@ -85,7 +85,7 @@ def trainer() -> hr.Trainer:
 def train(run: str, saves: int, wait: bool, copies: bool = True) -> None:
     """A training of resident rows, which writes beside, and late, or waits. Its snapshots may be no copies."""
     if not copies:
-        keeper.Copier.__call__ = lambda self, tensors: dict(tensors)
+        keeper.Copier.__call__ = lambda self, tensors: dict(tensors)  # type: ignore[attr-defined, method-assign]
     trainees.seed()
     callback = Saves(range(0) if wait else range(1, saves * EVERY))
     perform_with(callback.before)

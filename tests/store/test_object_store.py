@@ -56,8 +56,8 @@ def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def quick(expiry_s: float = 2.0) -> None:
     """Times of this process that suit a test, and zips so small that some files of a checkpoint are not in them."""
     packed.ZIP_BYTES = ZIP_BYTES
-    claim.EXPIRY_S, claim.POLL_S, mirror.RENEW_S, mirror.REPORT_S = expiry_s, 0.1, 0.2, 0.2
-    mirror.FIRST_PATIENCE_S, mirror.PATIENCE_S, remote.SAID_AFTER_S = 200.0, 200.0, 0.5
+    claim.EXPIRY_S, claim.POLL_S, mirror.RENEW_S, mirror.REPORT_S = expiry_s, 0.1, 0.2, 0.2  # type: ignore[attr-defined]
+    mirror.FIRST_PATIENCE_S, mirror.PATIENCE_S, remote.SAID_AFTER_S = 200.0, 200.0, 0.5  # type: ignore[attr-defined]
 
 
 def url(tmp_path: Path) -> str:
@@ -174,7 +174,7 @@ def test_everything_that_names_a_run_reads_it_from_the_store(store: Server, refe
     assert train(run, keep="all") == reference
     weights = json.loads(reference)[0][0]
     forget(run)
-    model = network()
+    model: Any = network()
     assert hr.load_weights(model, run, which="last") == STEPS
     assert model[0].weight.tolist() == weights
     forget(run)
@@ -489,7 +489,7 @@ def train_slowly(environment: dict[str, str], run: str, clock_s: float = 0.0, re
     """In a process of its own: trains until it is killed. Its clock may be off."""
     os.environ.update(environment)
     quick()
-    mirror.RENEW_S = renew_s
+    mirror.RENEW_S = renew_s  # type: ignore[attr-defined]
     now = time.time
     time.time = lambda: now() + clock_s
     wait = threading.Event()

@@ -95,7 +95,7 @@ def test_parameters_and_the_state_of_the_optimizer_are_torchs_ordinary_ones(end:
 def test_other_tools_take_the_model(tmp_path: Path) -> None:
     trainer, other = trained(), small.model(norm=True)
     safetensors.torch.save_model(trainer.model, str(tmp_path / "model.safetensors"))
-    assert safetensors.torch.load_model(other, str(tmp_path / "model.safetensors")) == (set(), [])
+    assert safetensors.torch.load_model(other, str(tmp_path / "model.safetensors")) == (set(), [])  # type: ignore[comparison-overlap]
     assert same(trainer.model, other)
     expected, model = trainer.predict(X), trainer.model.eval()
     torch.testing.assert_close(model(X).detach(), expected)
@@ -132,7 +132,7 @@ def test_the_best_weights_come_with_what_modules_save_beside_them(run: bool, tmp
 
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.heat = small.model(), {"by": 1.0, "of": torch.ones(3)}
+            self.inner, self.heat = small.model(), dict[str, Any](by=1.0, of=torch.ones(3))
 
         def forward(self, x: Tensor) -> Tensor:
             if self.training:

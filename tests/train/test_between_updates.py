@@ -59,7 +59,7 @@ def test_a_train_step_that_is_replaced_as_a_resumed_epoch_goes_on_makes_every_up
 
         def on_fit_start(self, info: hr.Info) -> None:
             original = info.trainer.train_step
-            info.trainer.train_step = lambda batch: [calls.append(info.step), original(batch)][1]
+            info.trainer.train_step = lambda batch: [calls.append(info.step), original(batch)][1]  # type: ignore[func-returns-value]
 
     fit(trainer(), DATA, steps=9, run=tmp_path / "run", callbacks=[Replaces()])
     assert calls == [5, 6, 7, 8]

@@ -36,7 +36,7 @@ class Net(nn.Module):
         self.calls, self.sizes, self.own = 0, list[int](), torch.Generator().manual_seed(3)
         self.fail: Callable[[Net], None] = lambda net: None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         self.calls, self.seen = self.calls + 1, self.seen + len(x)
         self.sizes.append(len(x))
         self.fail(self)
@@ -46,7 +46,10 @@ class Net(nn.Module):
 def trainer(kind: type[hr.Trainer] = hr.Trainer, **options: Any) -> hr.Trainer:
     seed()
     net = Net()
-    groups = [{"params": list(net.layers[1].parameters())}, {"params": list(net.layers[2:].parameters()), "lr": 0.05}]
+    groups: list[Any] = [
+        {"params": list(net.layers[1].parameters())},
+        {"params": list(net.layers[2:].parameters()), "lr": 0.05},
+    ]
     given = {"batch_size": 4, "clip_norm": 1.0, "schedule": hr.Cosine(0.1), "metrics": "accuracy"}
     return small_trainer(net, kind, **{"optimizer": torch.optim.AdamW(groups, lr=0.01), **given, **options})
 
@@ -144,7 +147,7 @@ class Averaging(torch.optim.SGD):
         super().__init__(parameters, lr=lr, momentum=0.9)
         self.slow = {p: p.detach().clone() for group in self.param_groups for p in group["params"]}
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
         for p, slow in self.slow.items():
             p.data.lerp_(slow, 0.5)
@@ -152,7 +155,7 @@ class Averaging(torch.optim.SGD):
 
 @FINDERS
 def test_a_copy_has_the_optimizers_state_and_parts_and_the_hooks_of_parameters(find: Finder) -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    model: Any = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
     hooked: list[int] = []
     model[0].weight.register_hook(lambda gradient: hooked.append(1))
     model[0].bias.register_post_accumulate_grad_hook(lambda parameter: hooked.append(2))
@@ -170,6 +173,9 @@ def test_a_copy_has_the_optimizers_state_and_parts_and_the_hooks_of_parameters(f
 @FINDERS
 def test_several_optimizers_and_what_a_subclass_keeps_are_copied_together(find: Finder) -> None:
     class Own(hr.Trainer):
+        calls: Any
+        head: Any
+
         def train_step(self, batch: hr.Batch) -> hr.Outcome:
             self.calls.append(self.head is self.model["b"])
             return super().train_step(batch)
@@ -295,7 +301,7 @@ class Timed(nn.Module):
         super().__init__()
         self.layer, self.clock, self.fits, self.call_s, self.row_s = nn.Linear(5, 2), clock, fits, call_s, row_s
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if len(x) > self.fits:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
         self.clock.now += self.call_s + len(x) * self.row_s

@@ -13,7 +13,7 @@ import headrace as hr
 
 DATA = data()  # four batches
 FROZEN_AT, LEFT_AT = 5, 9
-Set = Callable[[nn.Module], Any]
+Set = Callable[[Any], Any]
 
 
 def make(thaws: bool = False) -> hr.Trainer:

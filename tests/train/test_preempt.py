@@ -223,7 +223,7 @@ def test_a_step_at_which_the_driver_stops_and_the_training_is_asked_to_end_is_no
 class DrawsWhenScored(nn.Module):
     """Draws random numbers where it is scored too, and asks for the end of the training in a validation."""
 
-    def __init__(self, ask: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, ask: Callable[..., None] = lambda: None) -> None:
         super().__init__()
         self.inner, self.ask, self.scored = small.model(dropout=0.5), ask, 0
 

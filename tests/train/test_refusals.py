@@ -66,7 +66,7 @@ def sets(data: Any = GOOD, limits: Any = None, **settings: Any) -> Call:
     return call
 
 
-def schedules(schedule: Callable[[], Any], **limits: Any) -> Call:
+def schedules(schedule: Callable[..., Any], **limits: Any) -> Call:
     """The same with a schedule, which may itself be refused."""
     return lambda used: sets(schedule=schedule(), limits=limits)(used)
 
@@ -280,7 +280,7 @@ SCHEDULES: list[Refusal] = [
     (schedules(lambda: lambda: 1.0), hr.ConfigError, FAILED + "TypeError", "hr.Schedule(make)"),
     (schedules(lambda: lambda p: None), hr.ConfigError, "gave a NoneType at the progress 0, not a number", TAKES),
     (schedules(lambda: hr.Schedule(lambda optimizer: rates.StepLR(optimizer))), hr.ConfigError, "made no scheduler"),  # type: ignore[call-arg]
-    (schedules(lambda: hr.Schedule(lambda optimizer: 0.5)), hr.ConfigError, "schedule= made a float", TAKES),  # type: ignore[arg-type, return-value]
+    (schedules(lambda: hr.Schedule(lambda optimizer: 0.5)), hr.ConfigError, "schedule= made a float", TAKES),  # type: ignore[arg-type]
     (schedules(lambda: hr.Schedule(PLATEAU), val=None), hr.ConfigError, "looks at 'val/loss'", "no val data"),
     *(
         (schedules(lambda v=v: hr.Schedule(PLATEAU, monitor=v)), hr.ConfigError, f"'{v}', which is not measured", words)

@@ -27,14 +27,14 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made, self.after = 0, lambda: None
-        call = Made.__call__
+        call: Any = Made.__call__
 
         def counted(made: Made, batch: hr.Batch) -> Any:
             outcome, again = call(made, batch), hasattr(made, "was_made")
             if isinstance(made._pass, Replay) and outcome is not None:
                 self.made += again
                 made.was_made = True  # type: ignore[attr-defined]
-            self.after()
+            self.after()  # type: ignore[no-untyped-call]
             return outcome
 
         monkeypatch.setattr(Made, "__call__", counted)

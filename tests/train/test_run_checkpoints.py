@@ -28,7 +28,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def make(of: nn.Module | None = None, **options: Any) -> hr.Trainer:
-    return small.trainer(network() if of is None else of, **{"optimizer": small.adam, "batch_size": 4} | options)
+    return small.trainer(network() if of is None else of, **{"optimizer": small.adam, "batch_size": 4, **options})
 
 
 def fit(run: Path | None, trainer: hr.Trainer | None = None, **options: Any) -> hr.Trainer:
@@ -203,7 +203,7 @@ def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -
 
 def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path) -> None:
     trainer = scripted(tmp_path / "run", 3, 1, 2)
-    for which, step in {"best": 10, "last": 15, 5: 5, 0: 0, None: 10}.items():
+    for which, step in dict[Any, int]({"best": 10, "last": 15, 5: 5, 0: 0, None: 10}).items():
         model = network(7)
         assert hr.load_weights(model, str(tmp_path / "run"), which=which) == step
         assert same(model, weights_of(tmp_path / "run", step))
@@ -257,7 +257,7 @@ def test_load_weights_verifies_what_it_reads(name: str, tmp_path: Path) -> None:
 # --- compiled models ------------------------------------------------------------------------------------------
 
 
-def compiled(model: nn.Module, how: str) -> nn.Module:
+def compiled(model: Any, how: str) -> Any:
     """The model as it is, wrapped as a whole, in a part, or with its call exchanged."""
     if how == "whole":
         return torch.compile(model, backend="eager")

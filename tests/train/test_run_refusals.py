@@ -51,7 +51,7 @@ def refused(trainer: hr.Trainer, run: Path, *words: str, data: Any = DATA, **opt
 
 
 def wide() -> hr.Trainer:
-    model = network(9)
+    model: Any = network(9)
     model.extend([nn.Linear(3, 3), nn.PReLU()])
     model[0].bias = None
     return make(model)
@@ -65,7 +65,7 @@ class Prototypes(hr.Objective, nn.Module):
         self.centers = nn.Parameter(torch.zeros(3, width))
         self.register_buffer("directions", torch.randn(3, 3))
 
-    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+    def terms(self: Any, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
         out = model(batch["x"]) - self.directions[batch["y"]]
         distance = (out[:, : self.centers.shape[1]] - self.centers[batch["y"]]).square().sum()
         return {"distance": hr.Term(distance, float(batch.rows))}

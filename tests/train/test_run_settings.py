@@ -117,7 +117,7 @@ def test_settings_of_one_of_several_optimizers_that_differ_are_named(tmp_path: P
 def test_a_setting_that_differs_is_listed_and_only_who_insists_goes_on_with_it(number: int, tmp_path: Path) -> None:
     was, now, told = SETTINGS[number]
     steps(make(**was), tmp_path / "run", 3, validate_every="2 steps", log_every="3 steps")
-    trainer, run = make(**now), {"run": tmp_path / "run", "validate_every": "2 steps", "log_every": "3 steps"}
+    trainer, run = make(**now), dict[str, Any](run=tmp_path / "run", validate_every="2 steps", log_every="3 steps")
     before = state(trainer)
     with pytest.raises(hr.CheckpointError, match=r"(?s)trained with other settings.*override=True") as caught:
         steps(trainer, tmp_path / "run")

@@ -29,7 +29,7 @@ def make(seed: int = 0, rate: float = 0.02, **options: Any) -> hr.Trainer:
     """Five batches make an epoch."""
     made = network(seed)
     optimizer = torch.optim.Adam(made.parameters(), lr=rate)
-    return small.trainer(made, **{"optimizer": optimizer, "batch_size": 4} | options)
+    return small.trainer(made, **{"optimizer": optimizer, "batch_size": 4, **options})
 
 
 def fit(trainer: hr.Trainer, run: Path | None, *test: Any, **options: Any) -> hr.History:
@@ -150,7 +150,7 @@ def test_a_finished_run_trains_nothing_says_so_and_gives_the_whole_history(
     assert {"train/loss", "val/accuracy", "test/loss", "test/confusion"} <= rows[-1].keys()
     before = contents(tmp_path / "run" / "checkpoints"), (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for _ in range(2):
-        second, modes = make(seed=1, metrics=["accuracy", "confusion"]), []
+        second, modes = make(seed=1, metrics=["accuracy", "confusion"]), list[bool]()
         second.model.register_forward_pre_hook(lambda model, _, modes=modes: modes.append(model.training))
         history = fit(second, tmp_path / "run", TEST, progress="plain")
         assert (history.rows, history.stopped) == (rows, "2 epochs reached")

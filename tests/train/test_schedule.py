@@ -170,7 +170,7 @@ def test_other_groups_keep_their_ratio_and_another_training_begins_with_the_firs
     schedule: Any, expected: list[float]
 ) -> None:
     model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=2.0)
+    optimizer = torch.optim.SGD(list[Any]([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]), lr=2.0)
     trainer = small.trainer(model, optimizer=optimizer, batch_size=BATCH, schedule=schedule)
     for _ in range(2):
         seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
@@ -322,7 +322,7 @@ def falls(every: str = "1 epoch", monitor: str = "val/loss") -> hr.Schedule:
 def test_a_plateau_waits_until_its_number_is_measured_and_is_told_each_number_once(
     every: str, validate_every: str | None, told: list[int]
 ) -> None:
-    trainer, found = make(falls(every, "val/loss" if validate_every else "train/loss")), []
+    trainer, found = make(falls(every, "val/loss" if validate_every else "train/loss")), list[Any]()
     val = {"val": DATA, "validate_every": validate_every} if validate_every else {}
     for info in trainer.steps(DATA, epochs=6, **val):
         if info.rate < (found[-1][1] if found else 1.0):

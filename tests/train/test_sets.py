@@ -36,7 +36,8 @@ def test_every_set_is_scored_as_it_is_alone_and_shown(capsys: pytest.CaptureFixt
     line = capsys.readouterr().err.splitlines()[0]
     assert "val/clean/loss" in line
     assert "val/noisy/mae" in line
-    labels = [text.get_text() for text in history.plot().axes[0].get_legend().get_texts()]
+    legend: Any = history.plot().axes[0].get_legend()
+    labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["train", "val/clean", "val/noisy", "test/first"]
 
 

@@ -185,7 +185,7 @@ def core(value: str, chosen: set[str]) -> Any:
     return value if value in chosen else pytest.param(value, marks=pytest.mark.slow)
 
 
-def noticed(name: str, change: Change, prepared: Prepared, step: int = MIDDLE, kind: str = "break") -> dict[str, str]:
+def noticed(name: str, change: Any, prepared: Prepared, step: int = MIDDLE, kind: str = "break") -> dict[str, str]:
     """What differs once this has happened to the state; a training that does not go on at all counts as noticed."""
     where, expected = prepared(name, step, kind)
     here = where.with_name("changed")
@@ -221,7 +221,7 @@ def test_whatever_an_optimizer_remembers_is_noticed(kind: str, memory: str, prep
 
 @pytest.mark.slow
 def test_what_was_due_is_not_forgotten_when_a_validation_was_cut_short(prepared: Prepared) -> None:
-    stopped = {"step": 13, "kind": "validating"}
+    stopped: Any = {"step": 13, "kind": "validating"}
     assert noticed(SAMPLES, copy.deepcopy, prepared, **stopped) == {}
     assert "events" in noticed(SAMPLES, at("place", "rows", to=0), prepared, **stopped)
 

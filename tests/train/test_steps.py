@@ -99,7 +99,7 @@ def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None
     for part in (slice(0, 16), slice(16, 21)):
         optimizer.zero_grad()
         loss = F.cross_entropy(raw(X[part]), Y[part])
-        prior = 0.5 * 0.5 * sum(p.square().sum() for p in raw.parameters() if p.dim() > 1)
+        prior: Any = 0.5 * 0.5 * sum(p.square().sum() for p in raw.parameters() if p.dim() > 1)
         (loss + prior).backward()
         found = {name: float(value) for name, value in trainer.step(FORMS[form](X[part], Y[part])).items()}
         expected = {"total_loss": loss + prior, "cross_entropy": loss, "l2_prior": prior}
@@ -256,7 +256,7 @@ def test_every_module_has_its_own_mode_back(owner: str, call: str, raises: bool)
 # --- one thread at a time ---------------------------------------------------------------------------------------
 
 
-def elsewhere(call: Callable[[], Any]) -> Any:
+def elsewhere(call: Callable[..., Any]) -> Any:
     """What a call gives, or raises, in another thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
@@ -317,6 +317,6 @@ def test_a_loop_may_be_handed_from_thread_to_thread() -> None:
     steps = iter(trainer.steps(DATA, epochs=1))
     seen = [elsewhere(lambda: next(steps).step), next(steps).step, elsewhere(lambda: next(steps).step)]
     assert trainer.predict(X).shape == (ROWS, 3), "the thread that had it last has ended"
-    elsewhere(lambda: steps.close())  # type: ignore[attr-defined]
+    elsewhere(lambda: steps.close())
     assert seen == [1, 2, 3]
     assert ordinary(trainer)

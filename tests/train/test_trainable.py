@@ -23,7 +23,7 @@ def model(seed: int = 1) -> nn.Module:
     return Layers(adapted=True)
 
 
-def trains(run: Path, epochs: int, seed: int = 1, strategy: hr.Strategy | None = None, **how: Any) -> nn.Module:
+def trains(run: Path, epochs: int, seed: int = 1, strategy: hr.Strategy | None = None, **how: Any) -> Any:
     how = {"checkpoint": "trainable", **how}
     trainer = hr.Trainer(model(seed), hr.CrossEntropy(), adam, batch_size=16, strategy=strategy)
     trainer.fit(data("adapted"), epochs=epochs, progress=False, run=hr.Run(run, **how))
@@ -74,7 +74,7 @@ def test_what_cannot_be_saved_so_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "without the frozen base" in capsys.readouterr().err
 
 
-STRATEGIES = {
+STRATEGIES: dict[str, Any] = {
     "synchronous": hr.Synchronous,
     "block momentum": lambda: hr.BlockMomentum("3 steps"),
     "diloco": lambda: hr.DiLoCo("3 steps"),

@@ -54,7 +54,7 @@ def test_the_model_ends_as_its_exponential_average_and_the_training_goes_on_with
 
 def test_the_average_of_a_weight_that_is_used_twice_is_saved_under_both_names(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    model: Any = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
     model[2].weight = model[0].weight
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=20)
     trainer.fit((X, Y), epochs=2, progress=False, callbacks=[hr.EMA(0.9)], run=tmp_path / "run")

@@ -176,7 +176,7 @@ assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 
 @pytest.mark.slow
 def test_a_figure_shows_itself_in_a_notebook_also_as_a_copy() -> None:
-    figure = losses(3.0, 1.0, 2.0).plot()
+    figure: Any = losses(3.0, 1.0, 2.0).plot()
     for shown in (figure, pickle.loads(pickle.dumps(figure))):
         assert shown._repr_png_().startswith(b"\x89PNG")
 

@@ -59,7 +59,7 @@ class Far(Tracker):
 
 def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
     far = Far()
-    away = At(5, lambda info: (far.wait_until(lambda: far.record == [4]), setattr(far, "reached", False)))  # type: ignore[func-returns-value]
+    away = At(5, lambda info: (far.wait_until(lambda: far.record == [4]), setattr(far, "reached", False)))  # type: ignore[arg-type, func-returns-value]
     tried = At(7, lambda info: far.wait_until(lambda: far.refused > 0))
     back = At(11, lambda info: setattr(far, "reached", True))
     with pytest.warns(UserWarning, match="Far has not taken step 6, which is tried again: OSError: nobody") as caught:

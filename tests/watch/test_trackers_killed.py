@@ -164,7 +164,7 @@ def train_with_mlflow(at: str, step: int) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(where)
-    (found,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    (found,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])  # type: ignore[union-attr]
     histories = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
     curves = {key: [(metric.step, metric.value) for metric in history] for key, history in histories.items()}
     tell("told " + json.dumps([found.info.run_name, found.info.status, found.data.params, curves]))
@@ -178,7 +178,7 @@ def train_with_wandb(at: str, step: int) -> None:
 
 def recorded(at: Path) -> tuple[event_files.Curves, dict[str, float], dict[str, Any]]:
     """The history, the summary and the config that the last of W&B's files holds, which is the one to be sent."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     curves: event_files.Curves = {}
     summary: dict[str, float] = {}

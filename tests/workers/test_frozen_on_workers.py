@@ -113,7 +113,7 @@ def test_workers_wait_for_the_device_only_where_something_is_frozen_or_thawed(
     assert OnDevice.read == 2 * (1 + changes)
 
 
-ROUNDS = {
+ROUNDS: dict[str, Callable[[], hr.Strategy]] = {
     "periodic": lambda: hr.Periodic("3 steps"),
     "outer": lambda: hr.Periodic("3 steps", outer=lambda params: torch.optim.SGD(params, 0.7, weight_decay=0.1)),
     "block momentum": lambda: hr.BlockMomentum("3 steps"),

@@ -198,7 +198,7 @@ def tunes_an_adapter() -> None:
     for strategy in (hr.Sharded("*.encoder.layer.*"), hr.Synchronous()):
         torch.manual_seed(0)
         sizes: Any = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-        config = transformers.BertConfig(**sizes, num_labels=3, intermediate_size=32, max_position_embeddings=8)
+        config = transformers.BertConfig(**sizes, num_labels=3, intermediate_size=32, max_position_embeddings=8)  # type: ignore[call-arg]
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0  # workers draw numbers of their own
         lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_dropout=0.0, target_modules=["query", "value"])
         model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)

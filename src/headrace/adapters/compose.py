@@ -46,7 +46,7 @@ def mix(
     seed: int = 0,
     batch_size: int | None = None,
     **options: Any,
-) -> Source:
+) -> Reader:
     """Mixes rows of several tables in given proportions; each table is shuffled separately.
 
     Args:

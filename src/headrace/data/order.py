@@ -176,8 +176,8 @@ class Order:
         moved += np.where(moved >= (slot + 1) * size - missing, missing, 0)
         slots, inside = np.divmod(moved, size)
         ids, which = self._blocks_in(slots, blocks)
-        rows: Indices = (ids * size)[which] + inside
-        return rows
+        found: Indices = (ids * size)[which] + inside
+        return found
 
     def _permutations(self, epoch: int) -> tuple[Any, Any, Any, int]:
         """Of the blocks, of the rows in a whole block, of those in the short one, and that one's slot."""

@@ -211,8 +211,8 @@ def find(path: Paths) -> list[DataFile]:
 
 
 def _remote(url: str) -> list[DataFile]:
-    import fsspec  # type: ignore[import-untyped]
-    from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
 
     try:
         remote, path = fsspec.core.url_to_fs(url, use_listings_cache=False)  # which may be old

@@ -74,7 +74,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
-    def start(self, write: Callable[[], None]) -> None:
+    def start(self, write: Callable[[], object]) -> None:
         """Begins a write; the one before it has to be waited for."""
         self.wait()
         thread = threading.Thread(target=self._run, args=(write,), name="headrace-save")
