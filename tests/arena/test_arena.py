@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import data, same, state, stop_and_resume, trainer
+from kit.small import Parts, data, same, state, stop_and_resume, trainer
 from torch import Tensor, nn
 
 import headrace as hr
@@ -85,18 +85,16 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 2048), nn.Linear(2048, 2049), nn.Linear(2049, 3))
 
 
-class Odd(nn.Module):
+def odd() -> nn.Module:
     """Has parameters that share memory, and one that is a number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        both = torch.randn(4, 6)
-        self.top, self.rest = nn.Parameter(both[:3]), nn.Parameter(both[2:])
-        self.scale, self.layer = nn.Parameter(torch.tensor(1.0)), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Any:
+    def call(self: Any, x: Tensor) -> Any:
         return self.scale * self.layer(x) + x @ self.top.T + (x @ self.rest.T).sum(dim=1, keepdim=True)
+
+    torch.manual_seed(0)
+    both = torch.randn(4, 6)
+    numbers = {"top": nn.Parameter(both[:3]), "rest": nn.Parameter(both[2:]), "scale": nn.Parameter(torch.tensor(1.0))}
+    return Parts(call, **numbers, layer=nn.Linear(6, 3))
 
 
 def halves() -> Pair:
@@ -132,7 +130,7 @@ def nothing(*_: Any) -> None:
 SCENARIOS: dict[str, tuple[Callable[[], Pair], Callable[..., None], list[str]]] = {
     "nothing": (pair, nothing, []),
     "large parameters": (lambda: pair(wide), nothing, ["1.weight"]),
-    "a number, and memory that is shared": (lambda: pair(Odd), nothing, ["top", "rest", "scale"]),
+    "a number, and memory that is shared": (lambda: pair(odd), nothing, ["top", "rest", "scale"]),
     "a group that is added": (halves, add_group, []),
     "a step with a closure": (pair, step_with_closure, []),
     "a gradient that is dropped": (pair, drop_a_gradient, []),
@@ -320,22 +318,17 @@ def test_a_copy_of_an_optimizer_of_ours_goes_on_as_the_original(copied: Callable
     assert same(model, twin)
 
 
-class Words(nn.Module):
+def words() -> Any:
     """Has sparse gradients, in which a row may come several times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.leave = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.leave(self.words(x.abs().long().clamp(max=4)).mean(1))  # type: ignore[no-any-return]
+    torch.manual_seed(0)
+    layers = {"words": nn.Embedding(5, 4, sparse=True), "leave": nn.Linear(4, 3)}
+    return Parts(lambda self, x: self.leave(self.words(x.abs().long().clamp(max=4)).mean(1)), **layers)
 
 
 @pytest.mark.parametrize("how", ["clip_norm", "clip_value"])
 def test_a_sparse_gradient_is_clipped_as_the_dense_one_that_it_stands_for(how: str) -> None:
     limit = 0.05 if how == "clip_norm" else 0.003
-    raw, ours = Words(), Words()
+    raw, ours = words(), words()
     raw.words.sparse = False
     by_hand = torch.optim.SGD(raw.parameters(), lr=1.0)
     clip: Any = nn.utils.clip_grad_norm_ if how == "clip_norm" else nn.utils.clip_grad_value_
@@ -352,4 +345,4 @@ def test_a_sparse_gradient_is_clipped_as_the_dense_one_that_it_stands_for(how: s
 
 
 def test_momentum_of_sparse_gradients_goes_on_with_a_run(tmp_path: Path) -> None:
-    stop_and_resume(lambda: trainer(Words()), [3, 10], tmp_path, (X, Y), epochs=3)
+    stop_and_resume(lambda: trainer(words()), [3, 10], tmp_path, (X, Y), epochs=3)

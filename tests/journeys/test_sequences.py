@@ -26,6 +26,7 @@ from kit.sequence_parts import (
     weights,
     without,
 )
+from kit.small import Parts
 from torch import nn
 
 import headrace as hr
@@ -81,27 +82,23 @@ def test_a_validation_is_the_loss_over_all_items_whatever_its_batches_are(case: 
 
 
 def test_several_terms_compare_with_sequences_and_with_rows() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.head = tagger(TAGS), nn.Linear(TAGS, 2)
+    def two(self: Any, tokens: Ragged) -> dict[str, Any]:
+        padded = self.inner.padded(tokens.padded())
+        mean = (padded * tokens.mask[..., None]).sum(dim=1)
+        return {"tags": tokens.with_padded(padded), "kind": self.head(mean)}
 
-        def forward(self, tokens: Ragged) -> dict[str, Any]:
-            padded = self.inner.padded(tokens.padded())
-            mean = (padded * tokens.mask[..., None]).sum(dim=1)
-            return {"tags": tokens.with_padded(padded), "kind": self.head(mean)}
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return Parts(two, inner=tagger(TAGS), head=nn.Linear(TAGS, 2))
 
     loss = hr.CrossEntropy(output="tags", target="tags") + 0.5 * hr.CrossEntropy(output="kind", target="kind", name="k")
     rows = {**DATA, "kind": torch.arange(ROWS) % 2}
     found = []
     for microbatch in (None, 5):
-        torch.manual_seed(0)
-        model = Two()
-        first = make(model, loss, "tags", microbatch=microbatch).step(hr.ArrayTable(rows).rows(0, 16))
+        first = make(made(), loss, "tags", microbatch=microbatch).step(hr.ArrayTable(rows).rows(0, 16))
         found.append({name: float(value) for name, value in first.items()})
         with torch.no_grad():
-            torch.manual_seed(0)
-            out = Two()(rows["tokens"][:16])
+            out = made()(rows["tokens"][:16])
             tags = F.cross_entropy(out["tags"].values, rows["tags"][:16].values).item()
             kind = F.cross_entropy(out["kind"], rows["kind"][:16]).item()
     assert found[0] == pytest.approx({"total_loss": tags + 0.5 * kind, "cross_entropy": tags, "k": kind})

@@ -10,58 +10,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.optimizers import OPTIMIZERS
+from kit.small import Parts
 
 WIDTH = 12
 
 
-class Reshaped(nn.Module):
+def reshaped(layer: nn.Module, shape: tuple[int, ...], width: int) -> nn.Module:
     """A layer for another shape of rows, back to rows of `WIDTH` numbers by a linear layer."""
 
-    def __init__(self, layer: nn.Module, shape: tuple[int, ...], width: int) -> None:
-        super().__init__()
-        self.layer, self.shape, self.leave = layer, shape, nn.Linear(width, WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        out = self.layer(x.view(-1, *self.shape))
+    def call(self: Any, x: Tensor) -> Any:
+        out = self.layer(x.view(-1, *shape))
         out = out[0] if isinstance(out, tuple) else out
         return self.leave(out.flatten(1))
 
+    return Parts(call, layer=layer, leave=nn.Linear(width, WIDTH))
 
-class Residual(nn.Module):
+
+def added(layer: nn.Module) -> nn.Module:
     """What a layer gives is added to what it gets."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Any:
-        return x + self.layer(x)
+    return Parts(lambda self, x: x + self.layer(x), layer=layer)
 
 
-class Attention(nn.Module):
+def attention() -> nn.Module:
     """Every part of a row looks at the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x, x, x, need_weights=False)[0]
+    layer = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
+    return Parts(lambda self, x: self.layer(x, x, x, need_weights=False)[0], layer=layer)
 
 
-class Looked(nn.Module):
+def looked(layer: nn.Module) -> nn.Module:
     """Numbers as words, which are looked up."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x.detach().mul(3).long().clamp(-4, 4) + 4)
+    return Parts(lambda self, x: self.layer(x.detach().mul(3).long().clamp(-4, 4) + 4), layer=layer)
 
 
 def rows_of(make: Callable[..., nn.Module], *shape: int, width: int, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: Reshaped(make(**options), shape, width)
+    return lambda: reshaped(make(**options), shape, width)
 
 
 LAYERS: list[Callable[[], nn.Module]] = [
@@ -95,10 +77,10 @@ LAYERS: list[Callable[[], nn.Module]] = [
     rows_of(nn.GRU, 3, 4, width=9, input_size=4, hidden_size=3, batch_first=True),
     rows_of(nn.LSTM, 3, 4, width=9, input_size=4, hidden_size=3, batch_first=True),
     rows_of(nn.LSTM, 3, 4, width=18, input_size=4, hidden_size=3, num_layers=2, bidirectional=True, batch_first=True),
-    rows_of(Attention, 3, 4, width=12),
+    rows_of(attention, 3, 4, width=12),
     rows_of(nn.TransformerEncoderLayer, 3, 4, width=12, d_model=4, nhead=2, dim_feedforward=8, batch_first=True),
-    lambda: Reshaped(Looked(nn.Embedding(9, 2, padding_idx=0)), (WIDTH,), 24),
-    lambda: Reshaped(Looked(nn.EmbeddingBag(9, 5)), (WIDTH,), 5),
+    lambda: reshaped(looked(nn.Embedding(9, 2, padding_idx=0)), (WIDTH,), 24),
+    lambda: reshaped(looked(nn.EmbeddingBag(9, 5)), (WIDTH,), 5),
 ]
 
 NOT_RECORDED = {0}
@@ -137,7 +119,7 @@ def random_case(random: Random) -> Case:
 
     def make() -> nn.Module:
         found = [LAYERS[kind]() for kind in kinds]
-        layers = [Residual(layer) if add else layer for layer, add in zip(found, residual, strict=True)]
+        layers = [added(layer) if add else layer for layer, add in zip(found, residual, strict=True)]
         first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         if tied:
             last.weight = first.weight

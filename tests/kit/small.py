@@ -42,13 +42,13 @@ def model(*, norm: bool = False, dropout: float = 0.0, features: int = FEATURES,
 
 
 class Parts(nn.Module):
-    """Modules by name, used as a function says."""
+    """Modules and parameters by name, used as a function says."""
 
-    def __init__(self, call: Callable[[Any, Any], Any], **parts: nn.Module) -> None:
+    def __init__(self, call: Callable[[Any, Any], Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
         self.call = call
         for name, part in parts.items():
-            self.add_module(name, part)
+            setattr(self, name, part)
 
     def forward(self, x: Any) -> Any:
         return self.call(self, x)

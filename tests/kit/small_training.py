@@ -21,6 +21,7 @@ from headrace.train.trainer import Trainer
 from headrace.workers.centered import Centered
 from headrace.workers.here import here
 from headrace.workers.strategy import Single, Strategy
+from kit.small import state
 
 ROWS, BATCH, EPOCHS = 25, 4, 2  # the last batch of an epoch has no rows for some workers
 PARAMETER, STATISTIC, COUNTER = "parameter", "statistic", "counter"
@@ -146,10 +147,10 @@ class SmallTraining:
             rows = model.used[:]
             model.used.clear()
             now = not agrees or agrees[-1]
-            trace.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model), info.samples))
+            trace.moments.append(Moment(info.step, info.ends_epoch, rows, now, state(model), info.samples))
             if self.ask is not None:
                 self.ask(worker, strategy, info.replica)
-        trace.end = weights_of(model)
+        trace.end = state(model)
 
 
 class _Noting(Trainer):
@@ -158,7 +159,7 @@ class _Noting(Trainer):
     trace: Trace
 
     def train_step(self, batch: Batch) -> Outcome:
-        self.trace.start = self.trace.start or weights_of(self.model)
+        self.trace.start = self.trace.start or state(self.model)
         return super().train_step(batch)
 
 
@@ -185,10 +186,6 @@ def _listen(strategy: Strategy, trace: Trace) -> list[bool]:
 
     strategy.begin, strategy.after = on_begin, on_after  # type: ignore[method-assign]
     return agreed
-
-
-def weights_of(model: nn.Module) -> Weights:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def bits_of(weights: Weights) -> tuple[bytes, ...]:

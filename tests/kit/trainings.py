@@ -86,17 +86,6 @@ def lonely() -> Any:
     )
 
 
-class Scale(nn.Module):
-    """Has a parameter without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 def images() -> Any:
     """Convolutions whose weights lie in memory with the channels last."""
 
@@ -276,7 +265,7 @@ def with_objective() -> Case:
 def of_groups() -> Case:
     """Rates that are tensors, several groups, and a parameter without dimensions."""
     model = lonely()
-    model.rest.append(Scale())
+    model.rest.append(Parts(lambda self, x: x * self.scale, scale=nn.Parameter(torch.tensor(1.0))))
     rest, last = list(model.rest[:-2].parameters()), list(model.rest[-2:].parameters())
     groups: list[Any] = [{"params": rest}, {"params": last, "lr": torch.tensor(0.05), "weight_decay": 0.1}]
     return Case(trainer(model, optim.AdamW(groups, lr=torch.tensor(0.01)), microbatch=3))

@@ -87,19 +87,15 @@ def two_heads() -> nn.Module:
     return Parts(call, body=nn.Linear(FEATURES, 6), classes=nn.Linear(6, CLASSES), numbers=nn.Linear(6, 2))
 
 
-class Gated(nn.Module):
+def gated() -> nn.Module:
     """Has a parameter that only some rows reach, and whole parts of a batch do not."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.out, self.rare = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def call(self: Any, x: Tensor) -> Tensor:
         found: Tensor = self.out(x)
         far = x[:, 0] > 1.2
-        if bool(far.any()):
-            found = found.index_add(0, far.nonzero()[:, 0], self.rare(x[far]))
-        return found
+        return found.index_add(0, far.nonzero()[:, 0], self.rare(x[far])) if bool(far.any()) else found
+
+    return Parts(call, out=nn.Linear(FEATURES, CLASSES), rare=nn.Linear(FEATURES, CLASSES, bias=False))
 
 
 class Tagger(nn.Module):
@@ -252,8 +248,8 @@ ALIKE: dict[str, Case] = {
     "clipped": Case(settings={"clip_norm": 0.05}),
     "clipped by value": Case(settings={"clip_value": 0.02}),
     "frozen": Case(frozen),
-    "rare": Case(Gated),
-    "rare, adam": Case(Gated, optimizer=adam),
+    "rare": Case(gated),
+    "rare, adam": Case(gated, optimizer=adam),
     "two optimizers": Case(two_heads, two_objectives, by_head, metrics=()),
     "loose": Case(settings={"arena": False}),
     "torch's loss": Case(loss=nn.CrossEntropyLoss),

@@ -212,6 +212,13 @@ FEW = ("noisy", "clipped", "rates by lengths", "microbatches", "parts", "bf16", 
 NAMED = [*FEW, "as stored", "another seed", "with a prior"]
 
 
+def blamed(run: Path, row: int, trainer: hr.Trainer, data: Any) -> tuple[hr.Record, Any]:
+    """The record of a run, and what it knows of the update whose loss a row has raised most."""
+    record = hr.Record(run)
+    step = max(record.when(row), key=lambda step: record.loss(step) or 0.0)
+    return record, record.why(step, trainer, data)
+
+
 @pytest.mark.parametrize("kind", sampled(KINDS, keep=NAMED))
 def test_a_poisoned_row_is_named(kind: str, tmp_path: Path) -> None:
     settings = KINDS[kind].settings
@@ -219,13 +226,11 @@ def test_a_poisoned_row_is_named(kind: str, tmp_path: Path) -> None:
     (row,) = order.indices(0, ROWS - 12 - list(KINDS).index(kind), ROWS)[:1].tolist()  # used first when much is learnt
     data = columns(poisoned=row)
     train(kind, tmp_path / "run", data)
-    record = hr.Record(tmp_path / "run")
-    step = max(record.when(row), key=lambda step: record.loss(step) or 0.0)
-    found = record.why(step, make(kind), data)
+    _, found = blamed(tmp_path / "run", row, make(kind), data)
     assert found.worst == [row]
     assert found.exact, "the recorded loss came out bit for bit"
     assert found.rows[0].row == row
-    assert f"step {step}" in str(found)
+    assert f"step {found.step}" in str(found)
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["one loss", "a loss for each"])
@@ -243,9 +248,7 @@ def test_a_poisoned_row_is_named_where_there_are_several_optimizers(keyed: bool,
     data = columns(poisoned=POISONED_LATE)
     run = hr.Run(tmp_path / "run", every="7 steps", keep="all")
     trainer().fit(data, epochs=EPOCHS, progress=False, log_every="1 step", run=run)
-    record = hr.Record(tmp_path / "run")
-    step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
-    found = record.why(step, trainer(), data)
+    _, found = blamed(tmp_path / "run", POISONED_LATE, trainer(), data)
     assert (found.worst, found.exact) == ([POISONED_LATE], True)
     assert len(found.rows[0].terms) == 2
     assert bool(found.losses) is not keyed, "what would be without a row is shown for one update"
@@ -260,9 +263,7 @@ def test_an_update_without_a_cause_names_no_row(run: Path) -> None:
 def test_what_would_be_without_the_worst_rows(tmp_path: Path) -> None:
     data = columns(poisoned=5)
     train("plain", tmp_path / "run", data)
-    record = hr.Record(tmp_path / "run")
-    step = max(record.when(5), key=lambda step: record.loss(step) or 0.0)
-    found = record.why(step, make("plain"), data)
+    _, found = blamed(tmp_path / "run", 5, make("plain"), data)
     assert found.losses["with"][0] == pytest.approx(found.loss, rel=1e-5)
     assert found.losses["without"][0] < found.losses["with"][0]
     assert found.norm["without"] < found.norm["with"]
@@ -270,7 +271,7 @@ def test_what_would_be_without_the_worst_rows(tmp_path: Path) -> None:
     assert "share of the loss" not in page
     found.write(tmp_path / "run")
     page = write(tmp_path / "run").read_text()
-    assert f"<summary>step {step}</summary><pre>{escape(str(found))}" in page
+    assert f"<summary>step {found.step}</summary><pre>{escape(str(found))}" in page
 
 
 def _drawn(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
@@ -281,9 +282,7 @@ def _drawn(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
 def test_updates_of_rows_that_a_trainer_augments_are_made_again(tmp_path: Path) -> None:
     data, never = columns(poisoned=POISONED_LATE), columns(poisoned=POISONED_LATE)
     train("plain", tmp_path / "run", data, augment=_drawn)
-    record = hr.Record(tmp_path / "run")
-    step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
-    found = record.why(step, make("plain", augment=_drawn), data)
+    record, found = blamed(tmp_path / "run", POISONED_LATE, make("plain", augment=_drawn), data)
     assert (found.worst, found.exact) == ([POISONED_LATE], True)
     assert not found.losses, "those of rows that are not augmented would be of another training"
     never["w"][POISONED_LATE] = 0
@@ -333,11 +332,9 @@ def test_what_workers_made_is_made_again(case: int, tmp_path: Path) -> None:
         with_forks(train_on_workers, tmp_path, str(tmp_path / "run"), case)
     else:
         train_on_workers(str(tmp_path / "run"), case)
-    record = hr.Record(tmp_path / "run")
-    step = max(record.when(POISONED_LATE), key=lambda step: record.loss(step) or 0.0)
-    found = record.why(step, again(), data)
+    record, found = blamed(tmp_path / "run", POISONED_LATE, again(), data)
     assert (found.worst, found.exact) == ([POISONED_LATE], True)
-    assert sorted(row.row for row in found.rows) == sorted(record.rows(step))
+    assert sorted(row.row for row in found.rows) == sorted(record.rows(found.step))
     assert bool(found.losses) == (strategy.kind == "Synchronous")
     certificate = record.verify(again(), data, segments=1)
     assert certificate.ok

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from kit.optimizers import OPTIMIZERS
 from kit.plain_loop import plain_loop
 from kit.sampled import sampled
+from kit.small import Parts
 from kit.small import same as equal
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -41,17 +42,11 @@ def frozen_mlp() -> Any:
     return model
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """The last layer uses the transpose of the first one's weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.inner = nn.Linear(33, 7, bias=False), nn.Linear(7, 33)
-        self.again = nn.Linear(33, 7, bias=False)
-        self.again.weight = self.enter.weight
-
-    def forward(self, x: Tensor) -> Any:
-        return self.again(torch.tanh(self.inner(self.enter(x))))
+    layers = {name: nn.Linear(33, 7, bias=False) for name in ("enter", "again")} | {"inner": nn.Linear(7, 33)}
+    layers["again"].weight = layers["enter"].weight
+    return Parts(lambda self, x: self.again(torch.tanh(self.inner(self.enter(x)))), **layers)
 
 
 class Sometimes(nn.Module):
@@ -69,16 +64,11 @@ class Sometimes(nn.Module):
         return self.left(hidden) if self.calls % 3 else self.right(hidden)
 
 
-class Channels(nn.Module):
+def channels() -> Any:
     """Convolution weights stored with the channels last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.leave = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(55, 7)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def forward(self, x: Tensor) -> Any:
-        return self.leave(torch.relu(self.conv(x.view(-1, 3, 11, 1))).flatten(1))
+    layers = {"conv": nn.Conv2d(3, 5, 3, padding=1), "leave": nn.Linear(55, 7)}
+    model: Any = Parts(lambda self, x: self.leave(torch.relu(self.conv(x.view(-1, 3, 11, 1))).flatten(1)), **layers)
+    return model.to(memory_format=torch.channels_last)
 
 
 def raw_loop(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> nn.Module:
@@ -166,9 +156,9 @@ MODELS: list[Make] = [
     dropout_mlp,
     batchnorm_mlp,
     frozen_mlp,
-    Tied,
+    tied,
     Sometimes,
-    Channels,
+    channels,
     spectral_mlp,
     renamed_mlp,
     Rests,
@@ -190,37 +180,21 @@ def test_every_kind_of_model_gives_the_bits_of_the_raw_loop(make: Make, name: st
     assert equal(o1.state_dict(), o2.state_dict())
 
 
-class Bag(nn.Module):
+def bag() -> nn.Module:
     """Has sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.leave = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 7)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49)))
+    layers = {"words": nn.EmbeddingBag(50, 8, sparse=True), "leave": nn.Linear(8, 7)}
+    return Parts(lambda self, x: self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49))), **layers)
 
 
-class Half(nn.Module):
+def half() -> nn.Module:
     """Parameters in half precision, in tensors whose ends a processor does not compute like their middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = odd_mlp().bfloat16()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.inner(x.bfloat16())
+    return Parts(lambda self, x: self.inner(x.bfloat16()), inner=odd_mlp().bfloat16())
 
 
-class Waves(nn.Module):
+def waves() -> nn.Module:
     """Has complex numbers alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(33, 7, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.to(torch.complex64) @ self.weight).abs()
+    weight = nn.Parameter(torch.randn(33, 7, dtype=torch.complex64))
+    return Parts(lambda self, x: (x.to(torch.complex64) @ self.weight).abs(), weight=weight)
 
 
 def decaying_weights(model: nn.Module) -> torch.optim.Optimizer:
@@ -269,9 +243,9 @@ EXACT: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "a loss with a backward pass of its own": (odd_mlp, MOMENTUM, {"loss": doubled}, {"loss": doubled}),
     "clipped by value": (odd_mlp, MOMENTUM, {"clip_value": 0.01}, {"clip_value": 0.01}),
     "no arena": (odd_mlp, MOMENTUM, {}, {"arena": False}),
-    "parameters in half precision": (Half, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
-    "complex numbers": (Waves, lambda model: torch.optim.Adam(model.parameters(), lr=1e-2), {}, {}),
-    "sparse gradients": (Bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
+    "parameters in half precision": (half, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
+    "complex numbers": (waves, lambda model: torch.optim.Adam(model.parameters(), lr=1e-2), {}, {}),
+    "sparse gradients": (bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}, {}),
     "an optimizer that needs shapes": (odd_mlp, lambda model: torch.optim.Adafactor(model.parameters()), {}, {}),
 }
 """The model, the optimizer, and the options of the loop by hand and of the trainer."""

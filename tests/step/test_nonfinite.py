@@ -221,6 +221,18 @@ def test_whatever_is_done_to_buffers_between_two_steps_is_what_a_bad_one_goes_ba
         assert difference(trainer.model, before)
 
 
+@pytest.mark.parametrize("how", ["replaced", "other memory", "in place"])
+@pytest.mark.parametrize("on_device", GUARDS)
+def test_what_a_bad_step_itself_does_to_buffers_is_undone(on_device: bool, how: str) -> None:
+    trainer = made(NOTHING, on_device, "fused momentum" if on_device else "momentum", nonfinite="skip")
+    trainer.model.norm.register_forward_pre_hook(lambda norm, _: [MEDDLERS[how](norm), None][1])
+    for _ in range(2):
+        trainer.step((X[:BATCH], Y[:BATCH]))
+        before = state(trainer.model)
+        trainer.step((X[:BATCH] * NAN, Y[:BATCH]))
+        assert not difference(trainer.model, before)
+
+
 # --- on a device ----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.small import Parts
 from torch import Tensor, nn
 
 import headrace as hr
@@ -29,18 +30,16 @@ def data(rows: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-class Detector(nn.Module):
+def detector(dtype: torch.dtype) -> nn.Module:
     """Classes and boxes from one trunk."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk = nn.Linear(11, 13, dtype=dtype)
-        self.classes, self.boxes = nn.Linear(13, CLASSES, dtype=dtype), nn.Linear(13, 3, dtype=dtype)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def call(self: Any, x: Tensor) -> dict[str, Tensor]:
         hidden = torch.tanh(self.trunk(x))
         return {"classes": self.classes(hidden), "boxes": self.boxes(hidden)}
+
+    torch.manual_seed(0)
+    sizes = {"trunk": (11, 13), "classes": (13, CLASSES), "boxes": (13, 3)}
+    return Parts(call, **{name: nn.Linear(*size, dtype=dtype) for name, size in sizes.items()})
 
 
 def two_terms() -> Any:
@@ -51,7 +50,7 @@ def two_terms() -> Any:
 
 def gradients(batch: dict[str, Tensor], microbatch: int | None, dtype: torch.dtype, loss: Any = None) -> Tensor:
     """What one update of plain SGD at rate 1 takes from the weights."""
-    model = Detector(dtype)
+    model = detector(dtype)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     trainer = hr.Trainer(model, loss or two_terms(), optimizer, microbatch=microbatch, inputs="x")
@@ -67,7 +66,7 @@ def parts(batch: dict[str, Tensor], size: int) -> Sequence[dict[str, Tensor]]:
 
 def by_hand(batch: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
     """The whole batch by plain autograd."""
-    model = Detector(dtype)
+    model = detector(dtype)
     out = model(batch["x"])
     loss = F.cross_entropy(out["classes"], batch["y"], WEIGHTS.to(dtype))
     boxes = F.smooth_l1_loss(out["boxes"], batch["boxes"], beta=0.11, reduction="none")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from kit import small
-from kit.small import data, same, state
-from torch import Tensor, nn
+from kit.small import Parts, data, same, state
+from torch import nn
 
 import headrace as hr
 from headrace.step.tape import tapes
@@ -68,20 +68,15 @@ def test_gradients_of_the_last_update_do_not_matter(how: str) -> None:
     assert same(trained(made(False)), trained(made(True), callbacks=[Meddles(how)]))
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """Two layers and a single number, which no vector holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.scale = small.model(), nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x) * self.scale  # type: ignore[no-any-return]
+    scale = nn.Parameter(torch.tensor(2.0))
+    return Parts(lambda self, x: self.layers(x) * self.scale, layers=small.model(), scale=scale)
 
 
 def test_parameters_outside_of_vectors_are_trained_by_torch() -> None:
-    taped = made("auto", Scaled())
-    assert same(trained(taped), trained(made(False, Scaled())))
+    taped = made("auto", scaled())
+    assert same(trained(taped), trained(made(False, scaled())))
     assert "stored in a vector" in taped.tape_note
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import BATCH, ROWS, adam, data, fit, model, momentum, same, state, trainer
-from torch import Tensor, nn
+from kit.small import BATCH, ROWS, Parts, adam, data, fit, model, momentum, same, state, trainer
+from torch import Tensor
 
 import headrace as hr
 
@@ -132,21 +132,17 @@ def test_validate_scores_every_row_once_whatever_the_batches_up_to_a_limit() -> 
 
 
 def test_validation_that_fails_leaves_the_source_where_it_stood() -> None:
-    class Fails(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.left = model(), 2
+    passes = iter([False, True])
 
-        def forward(self, x: Tensor) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                raise RuntimeError("on purpose")
-            return self.inner(x)
+    def fails(self: Any, x: Tensor) -> Any:
+        if next(passes):
+            raise RuntimeError("on purpose")
+        return self.inner(x)
 
     source = hr.Reader(hr.ArrayTable({"x": X, "y": Y}), "none")
     before = source.state_dict()
     with pytest.raises(RuntimeError, match="on purpose"):
-        trainer(Fails(), macrobatch=BATCH).validate(source)
+        trainer(Parts(fails, inner=model()), macrobatch=BATCH).validate(source)
     assert source.state_dict() == before
 
 
