@@ -89,7 +89,7 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
     assert trainer.predict(X, batch_size=whole(8)).shape == (40,)
     trainer.validate(table, batch_size=whole(8), limit=whole(8))
     assert len(hr.skip(hr.head(table, whole(9)), whole(4))) == 5
-    assert hr.mix([table, table], [1, 1], rows=whole(7)).next_batch(whole(9)).rows == 7  # type: ignore[union-attr]
+    assert hr.mix([table, table], [1, 1], rows=whole(7)).next_batch(whole(9)).rows == 7
     for size in (whole(0), np.float64(8), np.True_):
         with pytest.raises(hr.ConfigError, match="batch_size= is a whole number greater than 0"):
             make(batch_size=size)

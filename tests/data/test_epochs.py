@@ -121,7 +121,7 @@ def test_whatever_a_source_says_of_itself_is_said_of_its_epochs() -> None:
 def test_epochs_of_items_end_with_the_batch_that_has_the_last_row() -> None:
     words = hr.ArrayTable({"w": Ragged.of([torch.arange(k % 5) for k in range(40)]), "x": torch.arange(40)})
     source = compose.head(hr.Reader(words, "none", count="w"), 12)
-    plain: Any = hr.Reader(words, "none", count="w")
+    plain = hr.Reader(words, "none", count="w")
     first = epoch(source, 9)
     assert first == [plain.next_batch(9)["x"].tolist() for _ in first]
     assert len(flat(first[:-1])) < 12 <= len(flat(first))

@@ -48,7 +48,7 @@ USES: dict[str, Any] = {
     "a loader of batches": lambda trainer, x: trainer.fit(
         DataLoader(Views(x, torch.zeros(len(x))), batch_size=None), epochs=1
     ),
-    "a reader": lambda trainer, x: trainer.model(as_stored(x).next_batch(8)["x"]),  # type: ignore[index]
+    "a reader": lambda trainer, x: trainer.model(as_stored(x).next_batch(8)["x"]),
 }
 
 

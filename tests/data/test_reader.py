@@ -131,7 +131,7 @@ def test_more_sequences_than_are_looked_at_together_fit_in_a_batch() -> None:
 def test_each_cut_is_the_one_that_comes_closest_to_an_even_share(lengths: list[int], workers: int) -> None:
     sums = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
     for r in range(workers - 1):
-        parts: Any = reader(lengths, "none").next_batch(1000, hr.Shard(r, workers))
+        parts = reader(lengths, "none").next_batch(1000, hr.Shard(r, workers))
         stop = int(parts["row"][-1]) + 1 if parts.rows else None
         if stop is not None:
             distances = [abs(at * workers - sums[-1] * (r + 1)) for at in sums]
@@ -188,8 +188,8 @@ def test_an_order_by_blocks_is_refused_where_nothing_says_how_many_rows_make_one
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), order=order)
     with pytest.raises(hr.ConfigError, match=told):
         trainer.fit((torch.zeros(4, 1), torch.zeros(4, 1)), epochs=1, progress=False)
-    rows = hr.Reader(hr.ArrayTable(table.columns, block=5), order).next_batch(23)["x"].tolist()  # type: ignore[index]
-    assert rows == hr.Reader(table, order, block=5).next_batch(23)["x"].tolist() != list(range(23))  # type: ignore[index]
+    rows = hr.Reader(hr.ArrayTable(table.columns, block=5), order).next_batch(23)["x"].tolist()
+    assert rows == hr.Reader(table, order, block=5).next_batch(23)["x"].tolist() != list(range(23))
 
 
 # --- tables of one's own ---------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_table_may_do_with_its_indices_what_it_likes() -> None:
             indices.zero_()
             return batch
 
-    source: Any = hr.Reader(Own({"x": torch.arange(9)}))
+    source = hr.Reader(Own({"x": torch.arange(9)}))
     initial, first = source.state_dict(), source.next_batch(4)["x"].tolist()
     source.load_state_dict(initial)
     assert source.next_batch(4)["x"].tolist() == first

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,7 +187,7 @@ class Reader(Source):
 
     # --- batches and cursors ---
 
-    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | Any:
         macrobatch = self.next_macrobatch(size, size, shard)
         return None if macrobatch is None else macrobatch.only()
 

@@ -30,7 +30,7 @@ class CrossEntropy(Loss):
 
     joins = True
     inputs: Literal["logits", "log_probs", "probs"] = setting(one_of("logits", "log_probs", "probs"))
-    class_weights: Tensor | None = setting(checked_weights)
+    class_weights: Any = setting(checked_weights)
     ignore_index: int | None = setting(label)
     label_smoothing: float = setting(number("between 0 and 1", lambda value: 0 <= value <= 1))
     normalize: Literal["met", "classes"] = setting(one_of("met", "classes"))
@@ -48,7 +48,7 @@ class CrossEntropy(Loss):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.class_weights = class_weights  # type: ignore[assignment]
+        self.class_weights = class_weights
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.normalize, self.inputs = normalize, inputs
         self._seen: tuple[Tensor | None, int, int | None, bool] = (None, 0, None, False)

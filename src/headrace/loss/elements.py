@@ -116,7 +116,7 @@ class BinaryCrossEntropy(Elementwise):
 
     answers = True
     inputs: Literal["logits", "probs"] = setting(one_of("logits", "probs"))
-    positive_weight: Tensor | None = setting(positive_weights)
+    positive_weight: Any = setting(positive_weights)
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class BinaryCrossEntropy(Elementwise):
     ) -> None:
         super().__init__(**options)
         self.inputs = inputs
-        self.positive_weight = positive_weight  # type: ignore[assignment]
+        self.positive_weight = positive_weight
         self.element_weight = element_weight
         self._check_positive_weight()
 

@@ -45,8 +45,8 @@ class Focal(PerElement):
 
     reads = "logits"
     gamma: float = setting(number("a number that is not negative", lambda value: 0 <= value < math.inf))
-    alpha: Tensor | None = setting(_shares)
-    class_weights: Tensor | None = setting(checked_weights)
+    alpha: Any = setting(_shares)
+    class_weights: Any = setting(checked_weights)
     ignore_index: int | None = setting(label)
     normalize: Literal["elements", "positives"] = setting(one_of("elements", "positives"))
 
@@ -62,8 +62,8 @@ class Focal(PerElement):
     ) -> None:
         super().__init__(**options)
         self.gamma = gamma
-        self.alpha = alpha  # type: ignore[assignment]
-        self.class_weights = class_weights  # type: ignore[assignment]
+        self.alpha = alpha
+        self.class_weights = class_weights
         self.ignore_index, self.normalize = ignore_index, normalize
 
     @property
