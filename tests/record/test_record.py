@@ -537,6 +537,18 @@ def test_a_flipped_bit_is_found_with_its_file_and_step(file: str, run: Path, tmp
     assert file in found.corrupt[14]
 
 
+def test_a_report_that_was_changed_is_found(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    reports = tmp_path / "run" / "metrics.jsonl"
+    with open(reports, "ab") as file:
+        file.write(b'{"step": 99}\n')  # as a training at work does
+    assert hr.Record(tmp_path / "run").verify().ok
+    reports.write_bytes(reports.read_bytes().replace(b'"train/loss":1.', b'"train/loss":0.', 1))
+    found = hr.Record(tmp_path / "run").verify()
+    assert not found.ok
+    assert "metrics.jsonl is not as it was" in found.corrupt[UPDATES]
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [(MODEL, "0.weight"), (MODEL, "1.running_mean"), (OPTIMIZER, None), ("rank-00000.safetensors", "rng/torch")],

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ConfigError
-from ..store import codec
+from ..errors import CheckpointError, ConfigError
+from ..store import codec, disk
 from ..store.checkpoints import Store
 from ..store.contents import MANIFEST, MODEL, OPTIMIZER
-from ..store.document import read_document
-from ..store.run import CHECKPOINTS, RUN, machine, run_id
+from ..store.document import LARGE_BYTES, read_document
+from ..store.run import CHECKPOINTS, METRICS, RUN, machine, run_id
 from ..train.checkpoint import Checkpoint, decode
 from ..train.trainer import Trainer
 from ..workers.here import here
@@ -95,6 +95,8 @@ def certify(
         with suppress(FileNotFoundError):  # its trainer is at work, and has removed it since
             link = hashlib.sha256(link + (store.path / place.name / MANIFEST).read_bytes()).digest()
             chain[place.step] = link.hex()
+    if chain and (changed := _changed_reports(record, max(chain))):
+        corrupt[max(chain)] = changed
     pairs = list(pairwise(chain))
     chosen = sorted(random.Random(seed).sample(pairs, min(segments, len(pairs)))) if trainer is not None else []
     stretches = [
@@ -107,6 +109,19 @@ def certify(
     found = Certificate(str(record.path), record.id, chain, corrupt, stretches, about, versions)
     found.signature = _signed(found, Path(key)) if key is not None else ""
     return found
+
+
+def _changed_reports(record: Record, step: int) -> str:
+    """What is wrong with the reports of a run, whose hash a checkpoint has; nothing if they are the same."""
+    try:
+        saved = record.checkpoint(step).common["history"]
+    except (CheckpointError, OSError):  # its trainer is at work, and has removed it since
+        return ""
+    with suppress(OSError):  # it is not there, or no file
+        begins = disk.read_file(record.path / METRICS, LARGE_BYTES)[: saved["bytes"]]
+        if hashlib.sha256(begins).hexdigest() == saved["sha256"]:
+            return ""
+    return f"{METRICS} is not as it was when this checkpoint was saved"
 
 
 def _again(record: Record, start: int, stop: int, trainer: Trainer, train: Any, fit: Mapping[str, Any]) -> Stretch:
