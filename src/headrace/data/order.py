@@ -51,7 +51,7 @@ class Permutation:
         return self._walk(elements, tweak, range(ROUNDS)[::-1], np.subtract, np.add)
 
     def _walk(self, x: Any, tweak: Any, rounds: range, move: np.ufunc, back: np.ufunc) -> Indices:
-        x = np.asarray(x, dtype=np.uint64)
+        x = np.asarray(x, dtype=np.int64).view(np.uint64)
         tweak = None if tweak is None else np.asarray(tweak).astype(np.uint32)
         out = np.empty(len(x), dtype=np.uint64)
         for start in range(0, len(x), CHUNK):
@@ -175,7 +175,7 @@ class Order:
         moved = firsts + offsets
         moved += np.where(moved >= (slot + 1) * size - missing, missing, 0)
         slots, inside = np.divmod(moved, size)
-        ids, which = self._blocks_in(slots, blocks)
+        ids, which = self._blocks_in(slots, int(slots.min()), int(slots.max()) + 1, blocks)
         found: Indices = (ids * size)[which] + inside
         return found
 
@@ -198,11 +198,23 @@ class Order:
 
     def _two_levels(self, positions: Indices, blocks: Any, inside: Any, tail: Any, slot: int) -> Indices:
         size, missing = self.block, self._missing
-        after = positions >= (slot + 1) * size - missing  # behind the short block every position moves up
-        moved = positions + np.where(after, missing, 0)
+        begins = (slot + 1) * size - missing  # behind the short block every position moves up
+        least, most = (
+            (p + (missing if p >= begins else 0)) // size for p in (int(positions.min()), int(positions.max()))
+        )
+        if least == most:  # all in one block, as mostly where blocks are large
+            ids = self._blocks_from(least, least + 1, blocks)
+            placed = positions - self._end(least, slot)
+            if inside is not None and ids[0] == self._tail:
+                placed = tail(placed)
+            elif inside is not None:
+                placed = inside(placed, tweak=np.broadcast_to(_mix(ids), len(placed)))
+            placed += ids[0] * size
+            return placed
+        moved = positions + np.where(positions >= begins, missing, 0)
         slots = moved // size
         offsets = moved - slots * size
-        ids, which = self._blocks_in(slots, blocks)
+        ids, which = self._blocks_in(slots, least, most + 1, blocks)
         if inside is not None:
             shuffled = inside(offsets, tweak=_mix(ids)[which])
             if (ids == self._tail).any():
@@ -212,21 +224,24 @@ class Order:
         rows: Indices = (ids * size)[which] + offsets
         return rows
 
-    def _blocks_in(self, slots: Indices, blocks: Any) -> tuple[Indices, Any]:
-        """The blocks that stand in some slots, and which of them stands in each of `slots`.
+    def _blocks_in(self, slots: Indices, first: int, stop: int, blocks: Any) -> tuple[Indices, Any]:
+        """The blocks that stand in slots, all from `first` up to `stop`, and which of them stands in each of `slots`.
 
-        Where slots are near each other, a block is looked up once, with those that are read next, and not for each row.
+        Where slots are near each other, a block is looked up once, and not for each row.
         """
-        first, stop = int(slots.min()), int(slots.max()) + 1
         if stop - first > len(slots):
             return slots if blocks is None else blocks(slots), slice(None)
+        return self._blocks_from(first, stop, blocks), slots - first
+
+    def _blocks_from(self, first: int, stop: int, blocks: Any) -> Indices:
+        """The blocks in the slots from `first` up to `stop`, looked up with those that are read next."""
         if blocks is None:
-            return np.arange(first, stop), slots - first
+            return np.arange(first, stop)
         known, start, ids = self._ahead
         if known is not blocks or not start <= first < stop <= start + len(ids):
             start, ids = first, blocks(np.arange(first, min(self._tail + 1, max(stop, first + AHEAD))))
             self._ahead = blocks, start, ids  # another thread may have put its own there meanwhile
-        return ids[first - start : stop - start], slots - first
+        return ids[first - start : stop - start]
 
 
 def positions_of(n: int, start: int, stop: int) -> Indices:
