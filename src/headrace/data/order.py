@@ -204,13 +204,14 @@ class Order:
         )
         if least == most:  # all in one block, as mostly where blocks are large
             ids = self._blocks_from(least, least + 1, blocks)
-            placed = positions - self._end(least, slot)
+            placed: Any = positions - self._end(least, slot)
             if inside is not None and ids[0] == self._tail:
                 placed = tail(placed)
             elif inside is not None:
                 placed = inside(placed, tweak=np.broadcast_to(_mix(ids), len(placed)))
             placed += ids[0] * size
-            return placed
+            found: Indices = placed
+            return found
         moved = positions + np.where(positions >= begins, missing, 0)
         slots = moved // size
         offsets = moved - slots * size
@@ -236,7 +237,7 @@ class Order:
     def _blocks_from(self, first: int, stop: int, blocks: Any) -> Indices:
         """The blocks in the slots from `first` up to `stop`, looked up with those that are read next."""
         if blocks is None:
-            return np.arange(first, stop)
+            return np.arange(first, stop, dtype=np.int64)
         known, start, ids = self._ahead
         if known is not blocks or not start <= first < stop <= start + len(ids):
             start, ids = first, blocks(np.arange(first, min(self._tail + 1, max(stop, first + AHEAD))))
