@@ -66,6 +66,9 @@ def test_what_an_option_is_given_is_not_the_recipe(place: Path, capsys: Any) -> 
     assert headrace("fit", "filed.py", "--config", "other.yaml", "--file", "make.py", "--print-config") == 0
     found = yaml.safe_load(capsys.readouterr().out)
     assert (found["recipe"], found["arguments"]) == (str(place / "filed.py"), {"file": "make.py", "tested": True})
+    for value in ("2020-01-01", "yes"):  # which YAML takes for a date and for true
+        (place / "other.yaml").write_text(f"file: {value}\n")
+        assert "other.yaml: file: expected" in refused(capsys, "fit", "filed.py", "--config", "other.yaml", status=2)
 
 
 # --- parameters of a recipe -----------------------------------------------------------------------------

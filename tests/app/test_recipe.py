@@ -71,6 +71,8 @@ def test_a_recipe_trains_on_what_its_function_returns() -> None:
     made = hr.Recipe(small.trainer(), data=lambda: (rows, rows), fit={"epochs": 1, "progress": False}).open_data()
     assert (made.train, made.val, made.test) == (rows, rows, None)
     assert "val/loss" in made.run().last
+    made = hr.Recipe(small.trainer(), data=lambda: hr.split(rows, 0.5, 0.25, 0.25)).open_data()
+    assert [len(part) for part in (made.train, made.val, made.test)] == [4, 2, 2]
 
 
 @pytest.mark.parametrize(

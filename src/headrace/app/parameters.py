@@ -134,7 +134,7 @@ def as_type(kind: Any, given: Any, name: str = "") -> Any:
                     return as_type(part, given, name)
     elif origin is Literal:
         for choice in parts:
-            if given in (choice, str(choice)):
+            if given in (choice, str(choice)) and (type(given) is not bool or type(choice) is bool):
                 return choice
     elif origin is bool:
         if str(given).lower() in _SWITCHES:

@@ -71,7 +71,8 @@ class Recipe:
         """Opens the data: calls `data`, if there is one, and opens a path. Returns the recipe."""
         if self.data is not None:
             made, self.data = self.data(), None
-            parts = made if isinstance(made, tuple) else (made,)
+            is_split = isinstance(made, list) and bool(made) and all(isinstance(part, Table) for part in made)
+            parts = tuple(made) if isinstance(made, tuple) or is_split else (made,)
             if not 1 <= len(parts) <= 3:
                 raise ConfigError(
                     f"the function data= of the recipe returned {len(parts)} parts. Return train, or up to three: "

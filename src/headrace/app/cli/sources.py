@@ -81,5 +81,5 @@ def _of_files(files: Sequence[str], options: Mapping[str, Parameter]) -> Iterato
             name = str(key).replace("-", "_")
             if name not in options:
                 raise ConfigError(f"{file}: {unknown('key', str(key), options)}")
-            as_text = not isinstance(value, str | list | dict | None)
-            yield name, (f"{file}: {key}", json.dumps(value, default=str) if as_text else value)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            yield name, (f"{file}: {key}", json.dumps(value) if is_number else value)
