@@ -87,15 +87,6 @@ def test_a_list_is_written_as_is_said(place: Path, capsys: Any) -> None:
     assert "--layers list[int] widths [default: [1]]" in plain(capsys.readouterr().out)
 
 
-def test_a_program_that_has_imported_pydantic_reads_the_same_values(capsys: Any, monkeypatch: Any) -> None:
-    """The library of the command line then checks types by it, and the recipe's own converter is what counts."""
-    pytest.importorskip("pydantic")
-    monkeypatch.setenv("HEADRACE_WIDTH", "2")
-    found = printed(capsys, "--lr", "0.5", "--epochs", "9", "--no-tested")
-    assert found["arguments"] == {"lr": 0.5, "width": 2, "kind": "adam", "tested": False}
-    assert found["fit"] == {"epochs": 9}
-
-
 PARAMETERS = [
     *(
         (f"{name}: int = 1", f"has a parameter '{name}', which the command line has itself. Rename")

@@ -7,33 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kit.cli_parts import answer, headrace
+from kit.cli_parts import RECIPE, answer, headrace
 from kit.s3_server import Server, s3
 from torch import nn
 
 import headrace as hr
 from headrace.store.cache import folder_of
-
-RECIPE = '''
-import torch
-from torch import nn
-import headrace as hr
-
-def data():
-    x = torch.sin(torch.arange(160.0)).reshape(40, 4)
-    return x, (x[:, 0] > 0).long()
-
-def small(width: int = 8) -> hr.Recipe:
-    """A small network.
-
-    Args:
-        width: of its hidden layer
-    """
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.1), batch_size=8)
-    return hr.Recipe(trainer, data(), val=data(), fit={"epochs": 2, "progress": False})
-'''
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +25,7 @@ def server() -> Iterator[Server]:
 def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "object_recipe.py").write_text(RECIPE)
-    return str(tmp_path / "object_recipe.py")
+    return f"{tmp_path}/object_recipe.py:small"
 
 
 @pytest.mark.slow
@@ -61,7 +40,7 @@ def test_commands_take_a_run_in_a_store(
     assert len(answer(capsys, "verify", run)["checkpoints"]) == 3
     assert answer(capsys, "validate", run, "--recipe", recipe)
     rows, answers = tmp_path / "rows.npy", tmp_path / "answers.arrow"
-    np.save(rows, np.ones((5, 4), np.float32))
+    np.save(rows, np.ones((5, 5), np.float32))
     shutil.rmtree(folder_of(run))
     assert answer(capsys, "predict", run, str(rows), "--recipe", recipe, "--out", str(answers))["rows"] == 5
     assert hr.open_table(answers).rows(0, 5)["output"].shape == (5, 2)

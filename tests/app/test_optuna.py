@@ -39,12 +39,7 @@ def fit(trainer: hr.Trainer, *callbacks: hr.Callback, **options: Any) -> hr.Hist
     return trainer.fit((X, Y), VAL, progress=False, callbacks=callbacks, **{"epochs": EPOCHS, **options})
 
 
-@pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.slow)])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-    return None if request.param == "memory" else f"sqlite:///{tmp_path / 'study.db'}"
-
-
-def test_the_median_prunes_what_learns_too_slowly(storage: str | None) -> None:
+def test_the_median_prunes_what_learns_too_slowly() -> None:
     found: dict[int, list[float]] = {}
 
     def objective(trial: optuna.Trial) -> Any:
@@ -55,7 +50,7 @@ def test_the_median_prunes_what_learns_too_slowly(storage: str | None) -> None:
             found[trial.number] = trainer.history["val/loss"]
 
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=2)
-    study = optuna.create_study(storage=storage, pruner=pruner)
+    study = optuna.create_study(pruner=pruner)
     for lr in (0.03, 0.03, 1e-6, 0.03, 1e-6):
         study.enqueue_trial({"lr": lr})
     study.optimize(objective, n_trials=5)
@@ -79,8 +74,8 @@ class Noting(hr.Callback):
         self.heard.append(f"error: {error}")
 
 
-def asked(pruner: optuna.pruners.BasePruner, storage: str | None = None, **options: Any) -> optuna.Trial:
-    return optuna.create_study(storage=storage, pruner=pruner, **options).ask()
+def asked(pruner: optuna.pruners.BasePruner, **options: Any) -> optuna.Trial:
+    return optuna.create_study(pruner=pruner, **options).ask()
 
 
 def test_a_pruned_training_has_ended_well_and_can_go_on(tmp_path: Path) -> None:
@@ -109,8 +104,8 @@ class Broken(hr.Callback):
             raise InterruptedError
 
 
-def test_an_interrupted_trial_goes_on_and_reports_nothing_twice(tmp_path: Path, storage: str | None) -> None:
-    trial = asked(NEVER, storage)
+def test_an_interrupted_trial_goes_on_and_reports_nothing_twice(tmp_path: Path) -> None:
+    trial = asked(NEVER)
     options = {"run": hr.Run(tmp_path / "run", every="3 epochs")}
     with pytest.raises(InterruptedError):
         fit(make(), Pruning(trial), Broken(5), **options)
@@ -134,8 +129,8 @@ class Diverges(nn.Module):
         return self.layer(x) if self.training else self.layer(x) * math.nan
 
 
-def test_what_is_no_number_is_pruned_by_the_median(storage: str | None) -> None:
-    study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
+def test_what_is_no_number_is_pruned_by_the_median() -> None:
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
     first = study.ask()
     fit(make(), Pruning(first))
     study.tell(first, 0.5)

@@ -11,7 +11,7 @@ from kit import small
 
 import headrace as hr
 from headrace.app.find import find_recipe
-from headrace.app.parameters import MisfitError, as_type, check_parameters, parameters_of, plain, spelled, typed
+from headrace.app.parameters import MisfitError, as_type, check_parameters, parameters_of, plain, typed
 from headrace.app.recipe import load_recipe
 
 TYPED = '''
@@ -149,20 +149,6 @@ def test_a_recipe_finds_what_lies_beside_it_and_recipes_of_one_name_take_turns()
 
 
 # --- what it takes ----------------------------------------------------------------------------------------
-
-
-def test_parameters_are_told_with_type_and_default() -> None:
-    found = parameters_of(find_recipe("typed_recipe.py"))
-    assert {name: spelled(each.annotation) for name, each in found.items()} == {
-        "lr": "float",
-        "kind": "a|b",
-        "layers": "list[int]",
-        "most": "int",
-        "keep": "int or all",
-        "where": "Path",
-        "loud": "bool",
-    }
-    assert (found["lr"].default, found["layers"].default) == (found["lr"].empty, [1, 2])
 
 
 @pytest.mark.parametrize(

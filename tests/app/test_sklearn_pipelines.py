@@ -48,36 +48,11 @@ class Narrow(nn.Module):
         return self.layers(x)
 
 
-def test_it_learns_iris_in_a_pipeline() -> None:
-    from sklearn.datasets import load_iris
-    from sklearn.model_selection import cross_val_score
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    from headrace.sklearn.estimators import Classifier
-
-    flowers = load_iris(as_frame=True)
-    names = flowers.target_names[flowers.target]
-    model = make_pipeline(StandardScaler(), Classifier(epochs=30, lr=0.01, random_state=0))
-    scores = cross_val_score(model, flowers.data, names, cv=3)
-    assert scores.mean() > 0.93
-    fitted = model.fit(flowers.data, names)[-1]
-    assert list(fitted.classes_) == ["setosa", "versicolor", "virginica"]
-    assert fitted.n_iter_ == 30
-    assert fitted.history_["train/loss"][-1] < 0.3
-
-
 def search(jobs: int) -> Any:
     from sklearn.model_selection import GridSearchCV
 
     grid = {"hidden": [(4,), (8, 8)], "lr": [1e-3, 2e-2]}
     return GridSearchCV(small(epochs=3), grid, cv=2, n_jobs=jobs).fit(X, Y)
-
-
-def test_a_search_finds_the_better_settings() -> None:
-    found = search(jobs=1)
-    assert found.best_score_ > found.cv_results_["mean_test_score"].min()
-    assert found.best_params_["lr"] == 2e-2
 
 
 def search_in_two_processes() -> None:
@@ -114,18 +89,6 @@ def test_a_fitted_one_can_be_copied_and_sent(copied: Any, tmp_path: Path) -> Non
     assert len({p.untyped_storage().data_ptr() for p in fitted.module_.parameters()}) > 1, "no arena is left"
 
 
-def test_a_clone_is_not_fitted_and_has_the_same_settings() -> None:
-    from sklearn.base import clone
-    from sklearn.exceptions import NotFittedError
-
-    fitted = small(Narrow(6, 3), loss=hr.Focal(), callbacks=[hr.EarlyStopping("train/loss")]).fit(X, Y)
-    twin = clone(fitted)
-    assert twin.get_params().keys() == fitted.get_params().keys()
-    assert twin.hidden == (8,)
-    with pytest.raises(NotFittedError):
-        twin.predict(X)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [None, Narrow, Narrow(6, 3)], ids=["none", "class", "instance"])
 def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module: Any) -> None:
@@ -150,27 +113,12 @@ def test_two_classes_have_one_score() -> None:
     np.testing.assert_allclose(shares[:, 1], 1 / (1 + np.exp(-scores)))
 
 
-def test_sparse_rows_are_the_dense_ones() -> None:
-    import scipy.sparse
-
-    few = np.where(np.abs(X) > 1, X, 0)
-    dense, sparse = small().fit(few, Y), small().fit(scipy.sparse.csc_matrix(few), Y)
-    np.testing.assert_allclose(sparse.predict_proba(scipy.sparse.csr_array(few)), dense.predict_proba(few), atol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", [B, B[:, :1], B[:, 0]], ids=["two", "column", "flat"])
 def test_numbers_have_the_shape_they_had(targets: np.ndarray) -> None:
     fitted = small_regressor(epochs=60).fit(A, targets)
     assert fitted.predict(A).shape == targets.shape
     assert fitted.score(A, targets) > 0.9
-
-
-def test_rows_without_weight_are_no_rows() -> None:
-    weights = (np.arange(120) % 3 > 0).astype(float)
-    some = small().fit(X, Y, sample_weight=weights)
-    alone = small().fit(X[weights > 0], Y[weights > 0], sample_weight=np.ones(80))
-    np.testing.assert_array_equal(some.predict_proba(X), alone.predict_proba(X))
 
 
 def test_weights_and_class_weights_pull() -> None:

@@ -64,31 +64,6 @@ class Numbers(hr.Source):
         self.at = state["at"]
 
 
-class Shuffled(Numbers):
-    """Drawn from a generator of its own, which is kept in the state as a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = self.seeded()
-        self.drawn = self.draw()
-
-    def seeded(self) -> torch.Generator:
-        return torch.Generator().manual_seed(5)
-
-    def draw(self) -> Tensor:
-        return torch.randperm(self.n, generator=self.generator)
-
-    def fields(self, x: Tensor) -> Mapping[str, Any]:
-        return super().fields(self.drawn[x])
-
-    def state_dict(self) -> Any:
-        return {"at": self.at, "drawn": self.drawn, "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.at, self.drawn = state["at"], state["drawn"]
-        self.generator.set_state(state["generator"])
-
-
 class Graph:
     """A field that has no rows."""
 

@@ -7,7 +7,8 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headrace.errors import DataError, WorkerError
 from headrace.workers.here import here
 from headrace.workers.shared import Shared
 from kit import forked
-from kit.forked import LIMIT_S, start, tell
+from kit.forked import LIMIT_S, Child, start, tell
 
 TIMEOUT_S = 3.0  # how long workers wait for each other where one of them comes late
 PATIENCE_S = 1000.0  # and where none does: whoever ends before has not waited for this
@@ -29,6 +30,13 @@ def be_worker(index: int, count: int, port: int, timeout_s: float = PATIENCE_S) 
     """Sets the environment variables that torchrun would set."""
     os.environ |= {"RANK": f"{index}", "WORLD_SIZE": f"{count}", "LOCAL_RANK": f"{index}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "HEADRACE_TIMEOUT_S": f"{timeout_s}"}
+
+
+@contextmanager
+def worker_processes(function: Callable[..., None], at: Path, count: int, *arguments: Any) -> Iterator[list[Child]]:
+    """So many processes, each of which calls `function(index, *arguments)`."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(start(function, at, index, *arguments)) for index in range(count)]
 
 
 def fork_workers() -> None:

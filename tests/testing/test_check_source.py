@@ -16,7 +16,6 @@ from kit.good_sources import (
     PerWorker,
     Restarting,
     Round,
-    Shuffled,
     Unsharded,
     WholeGraphs,
     Words,
@@ -94,9 +93,7 @@ def test_a_source_that_does_less_keeps_its_promises_and_the_others_are_listed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [Numbers, Shuffled, Graphs, WholeGraphs, OfItsOwnSize, PerWorker, Round, OneColumn, Words]
-)
+@pytest.mark.parametrize("make", [Numbers, Graphs, WholeGraphs, OfItsOwnSize, PerWorker, Round, OneColumn, Words])
 def test_a_source_of_any_kind_keeps_its_promises(make: type[Numbers]) -> None:
     report = check_source(make, sizes=(4, 30), rows=11)
     assert set(report.skipped) <= {"shards", "workers", "stream 'graph'"}

@@ -28,6 +28,7 @@ from kit.worker_trainings import (
 
 import headrace as hr
 from headrace.engines.network import Network
+from headrace.workers.comm import largest, mean
 from headrace.workers.here import here
 
 Make = Callable[[], hr.Strategy]
@@ -170,22 +171,42 @@ def test_averaging_after_every_step_by_rows_is_synchronous_for_sgd() -> None:
     assert apart(run(1, "adam", fit=even), in_rounds(3, hr.Periodic("1 step"), "adam", fit=even)) > 1e-4
 
 
-@pytest.mark.parametrize("every", ["3 steps", pytest.param("30 samples", marks=pytest.mark.slow)])
-def test_without_momentum_all_rounds_are_averages(every: str) -> None:
-    mean = in_rounds(3, hr.Periodic(every), "adam")
-    block = in_rounds(3, hr.BlockMomentum(every, momentum=0, reset_inner=False), "adam")
-    outer = in_rounds(3, hr.DiLoCo(every, lr=1, momentum=0), "adam")
-    assert apart(mean, block) < EXACT
-    assert apart(mean, outer) < EXACT
-    assert apart(mean, in_rounds(3, hr.DiLoCo(every), "adam")) > 1e-4
-
-
 @pytest.mark.parametrize("every", ["1 step", "3 steps", "1 epoch", "end"])
 def test_averaging_alone_changes_no_bit(every: str) -> None:
     same(run(1, "noisy"), run(1, "noisy", hr.Periodic(every)))
 
 
 # --- to go on, to the bit ---------------------------------------------------------------------------------
+
+
+class Mean(hr.Strategy):
+    """A strategy of one's own: the mean by rows, every three steps."""
+
+    def begin(self, replica: Any) -> None:
+        self.rows, self.start = 0, [tensor.clone() for tensor in replica.tensors]
+
+    def after(self, replica: Any, counters: Any, rows: int, total: int, ends_epoch: bool) -> bool:
+        self.rows += rows
+        if counters.steps % 3:
+            return False
+        replica.write(self.consensus(replica))
+        largest(self.comm, replica.counts)
+        self.begin(replica)
+        return True
+
+    def consensus(self, replica: Any) -> list[torch.Tensor]:
+        return mean(self.comm, replica.tensors, self.rows)
+
+    def state_dict(self, replica: Any) -> dict[str, Any]:
+        return {"start": replica.by_name(self.start)}
+
+    def own_state(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, replica: Any, state: Any, own: Any) -> None:
+        self.begin(replica)
+        if own is not None:
+            self.rows, self.start = own["rows"], replica.joined(state["start"])
 
 
 STRATEGIES: dict[str, Make] = {
@@ -200,6 +221,7 @@ STRATEGIES: dict[str, Make] = {
     "elastic": lambda: hr.Elastic("3 steps"),
     "elastic, taking": lambda: hr.Elastic("3 steps", alpha=0.5, take_center=True),
     "elastic, epochs": lambda: hr.Elastic("1 epoch"),
+    "of one's own": Mean,
 }
 UNEVEN: Options = {"rows_per_s": 100.0, "speeds": {1: 0.6}, "bandwidth": "1 Mbit"}
 
@@ -224,7 +246,9 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(STRATEGIES, keep=["DiLoCo", "block momentum, kept", "elastic"], of=6))
+@pytest.mark.parametrize(
+    "name", sampled(STRATEGIES, keep=["DiLoCo", "block momentum, kept", "elastic", "of one's own"], of=6)
+)
 def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
     cut_and_resumed(name, 2, 5 if "elastic" not in name else 4, tmp_path / "run")
 
@@ -247,6 +271,12 @@ def test_the_same_training_twice_is_the_same_with_checkpoints_too_and_other_work
     same(whole, noisy(name, 2))
     same(whole, noisy(name, 2, run=hr.Run(str(tmp_path / "run"), every="2 steps")))
     assert apart(whole, noisy(name, 3)) > 1e-6
+
+
+def test_a_strategy_of_ones_own_has_the_bits_of_the_one_that_does_the_same() -> None:
+    one, other = noisy("of one's own", 3), noisy("periodic", 3)
+    assert one["history"] == other["history"]
+    assert apart(one, other) == 0.0
 
 
 # --- the same on real workers -----------------------------------------------------------------------------

@@ -4,15 +4,14 @@ import itertools
 import re
 import signal
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from kit.forked import start, tell
+from kit.forked import tell
 from kit.sampled import sampled
 from kit.sockets import free_port
-from kit.torch_workers import LATE, PATIENCE_S, TIMEOUT_S, be_worker, over_gloo, steps, times
+from kit.torch_workers import LATE, PATIENCE_S, TIMEOUT_S, be_worker, over_gloo, steps, times, worker_processes
 from torch import Tensor, nn
 
 import headrace as hr
@@ -63,9 +62,7 @@ def test_what_happens_to_one_worker_ends_all_others_who_name_it(
     tmp_path: Path, how: str, bad: int, gloo: bool, code: int, text: str
 ) -> None:
     """Whoever hangs is disturbed, or ended, after the timeout; whoever was stopped ends when it goes on."""
-    port = free_port()
-    with ExitStack() as stack:
-        children = [stack.enter_context(start(trains, tmp_path, k, port, gloo, bad, how)) for k in range(COUNT)]
+    with worker_processes(trains, tmp_path, COUNT, free_port(), gloo, bad, how) as children:
         waits_s, lost_s = list[float](), list[float]()
         for child in [child for k, child in enumerate(children) if k != bad]:
             says = child.until("lost").split(" ", 1)[1]
@@ -82,9 +79,8 @@ def test_what_happens_to_one_worker_ends_all_others_who_name_it(
 
 
 def test_without_a_fault_nobody_says_anything(tmp_path: Path) -> None:
-    port = free_port()
-    with ExitStack() as stack:
-        for child in [stack.enter_context(start(trains, tmp_path, k, port, False, -1, "")) for k in range(COUNT)]:
+    with worker_processes(trains, tmp_path, COUNT, free_port(), False, -1, "") as children:
+        for child in children:
             assert child.ending() == 0, child.output
             assert [line.split()[0] for line in child.told] == ["pid"]
             assert child.output == ""
@@ -149,9 +145,7 @@ ALL = [*itertools.product(("backward", "forward"), ((0, 1), (1,)), (False, True)
 def test_a_worker_that_has_failed_in_a_common_update_makes_no_more_of_them(
     tmp_path: Path, where: str, failing: tuple[int, ...], gloo: bool
 ) -> None:
-    port = free_port()
-    with ExitStack() as stack:
-        children = [stack.enter_context(start(steps_by_hand, tmp_path, k, port, gloo, where, failing)) for k in (0, 1)]
+    with worker_processes(steps_by_hand, tmp_path, 2, free_port(), gloo, where, failing) as children:
         for index, child in enumerate(children):
             if index in failing:
                 assert child.until("2") == "'on purpose'"

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.torch_workers import with_forks
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
@@ -128,16 +127,6 @@ def test_data_that_differ_between_workers_are_refused_before_the_first_update(ca
     with pytest.raises(hr.DataError, match=text):
         hr.launch(train, case, (1,), workers=2)
     assert hr.launch(train, case, (), workers=2) >= 5
-
-
-def processes_have_other_data() -> None:
-    with pytest.raises(hr.DataError, match="worker 1 has other val data than worker 0"):
-        hr.launch(train, "val", (1,), workers=2, engine="processes")
-
-
-@pytest.mark.slow
-def test_data_that_differ_between_processes_are_refused(tmp_path: Path) -> None:
-    with_forks(processes_have_other_data, tmp_path)
 
 
 def test_the_last_number_of_a_wide_row_counts() -> None:

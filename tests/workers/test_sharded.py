@@ -1,6 +1,5 @@
 """Sharded models: updates, scores and predictions are those of `Synchronous`; what cannot be done is refused."""
 
-import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from kit.sharded_models import (
     make,
     sgd,
 )
-from kit.sockets import free_port
 from kit.torch_workers import run_program
 from torch import nn
 
@@ -331,20 +329,6 @@ def test_the_recipe_of_a_gpt_learns_on_two_processes(tmp_path: Path) -> None:
         assert child.ending() == 0, child.output
     assert "sharded over 2 workers, without arena and tape" in child.output
     assert 1 < float(child.output.split()[-1]) < 3.6  # of log(128) = 4.85
-
-
-def is_a_group_of_one(port: int) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
-    trainers = [make("tied", strategy=strategy, microbatch=7) for strategy in (hr.Sharded("blocks.*"), None)]
-    for trainer in trainers:
-        trainer.fit(data("tied"), epochs=2, progress=False)
-    assert distance(full(trainers[0].model), full(trainers[1].model)) <= CLOSE
-
-
-@pytest.mark.slow
-def test_one_process_may_be_a_group(tmp_path: Path) -> None:
-    with start(is_a_group_of_one, tmp_path, free_port()) as child:
-        assert child.ending() == 0, child.output
 
 
 def test_workers_without_processes_are_refused() -> None:

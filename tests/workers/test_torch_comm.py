@@ -2,8 +2,6 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from kit.forked import Child, hear, start, tell
+from kit.forked import Child, hear, tell
 from kit.sockets import LOOPBACK, free_port, listening
-from kit.torch_workers import be_worker, over_gloo
+from kit.torch_workers import be_worker, over_gloo, worker_processes
 from torch import Tensor
 
 from headrace.errors import CheckpointError, ConfigError, WorkerError
@@ -21,14 +19,6 @@ from headrace.workers.here import here
 from headrace.workers.join import backends, join_others, timeout_of_environment
 from headrace.workers.torch_comm import TorchComm
 from headrace.workers.wire import pack, unpack
-
-
-@contextmanager
-def workers(function: Callable[..., None], at: Path, count: int, *arguments: Any) -> Iterator[list[Child]]:
-    """Processes that each call `function(index, count, port, ...)`."""
-    port = free_port()
-    with ExitStack() as stack:
-        yield [stack.enter_context(start(function, at, k, count, port, *arguments)) for k in range(count)]
 
 
 def all_end_well(children: list[Child]) -> None:
@@ -122,7 +112,7 @@ def values_go_around(index: int, count: int, port: int) -> None:
 
 @pytest.mark.slow
 def test_values_arrive_as_they_were_given(tmp_path: Path) -> None:
-    with workers(values_go_around, tmp_path, 3) as children:
+    with worker_processes(values_go_around, tmp_path, 3, 3, free_port()) as children:
         all_end_well(children)
 
 
@@ -167,7 +157,7 @@ def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
     [pytest.param(2, False, id="2-one-host"), pytest.param(3, True, id="3-several-hosts")],
 )
 def test_sums_are_the_same_on_all_workers_to_the_last_bit(tmp_path: Path, count: int, gloo: bool) -> None:
-    with workers(vectors_are_summed, tmp_path, count, gloo) as children:
+    with worker_processes(vectors_are_summed, tmp_path, count, count, free_port(), gloo) as children:
         all_end_well(children)
 
 
@@ -201,7 +191,7 @@ def runs_out_of_memory(index: int, count: int, port: int) -> None:
 
 
 def test_memory_that_runs_out_within_a_sum_is_no_loss_of_a_worker(tmp_path: Path) -> None:
-    with workers(runs_out_of_memory, tmp_path, 2) as children:
+    with worker_processes(runs_out_of_memory, tmp_path, 2, 2, free_port()) as children:
         all_end_well(children)
 
 
@@ -221,7 +211,7 @@ def joins(index: int, count: int, port: int, by_itself: bool) -> None:
 
 
 def test_workers_on_one_machine_listen_to_nobody_else(tmp_path: Path) -> None:
-    with workers(joins, tmp_path, 2, True) as children:
+    with worker_processes(joins, tmp_path, 2, 2, free_port(), True) as children:
         for child in children:
             child.until("joined")
         found = listening([child.pid for child in children])
@@ -249,7 +239,7 @@ def in_a_group_that_is_there(index: int, count: int, port: int) -> None:
 
 
 def test_a_group_that_the_program_has_made_is_used_and_left_alone(tmp_path: Path) -> None:
-    with workers(in_a_group_that_is_there, tmp_path, 2) as children:
+    with worker_processes(in_a_group_that_is_there, tmp_path, 2, 2, free_port()) as children:
         all_end_well(children)
 
 
@@ -279,7 +269,7 @@ def in_a_group_of_accelerators(index: int, count: int, port: int, one_host: bool
 @pytest.mark.slow
 @pytest.mark.parametrize("one_host", [True, False], ids=["one-host", "several-hosts"])
 def test_a_group_of_accelerators_is_not_asked_to_carry_what_is_on_the_host(tmp_path: Path, one_host: bool) -> None:
-    with workers(in_a_group_of_accelerators, tmp_path, 2, one_host) as children:
+    with worker_processes(in_a_group_of_accelerators, tmp_path, 2, 2, free_port(), one_host) as children:
         for child in children:
             assert child.ending() == 0, child.output  # torch warns of what such a group is without
 

@@ -153,13 +153,6 @@ def test_those_who_made_the_update_skip_it_and_all_agree_in_the_end(cause: str, 
         assert math.isclose(seen.rows[-1]["train/loss"], without.rows[-1]["train/loss"], rel_tol=1e-6)
 
 
-def test_a_row_of_another_worker_s_has_the_same_effect_and_without_one_nothing_is_skipped() -> None:
-    found = [train(hr.Synchronous(), NAN, BAD + SHARE * k, nonfinite="skip").at_last[0] for k in (-1, 0, 1)]
-    assert same(weights(found[0]), weights(found[1]))
-    assert same(weights(found[0]), weights(found[2]))
-    assert train(hr.Synchronous(), 0.5, nonfinite="skip").skipped == dict.fromkeys(EVERYBODY, 0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [hr.Synchronous(), hr.Periodic("2 steps")], ids=["synchronous", "periodic"])
 def test_the_last_checkpoint_is_sound_and_the_training_goes_on_with_other_data(
