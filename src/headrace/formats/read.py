@@ -3,6 +3,7 @@
 import csv as plain_csv
 import io
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,7 +168,10 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
     held = _header(file, head, delimiter)
     if not (names := select(held)):  # whoever only asks for the names waits for no more
         return Batches(lambda: ())
-    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=text.has_quotes)
+    quotes = text.quotes
+    if quotes is not None and quotes % 2:
+        _refuse_open_quote(file, text, delimiter)
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=quotes != 0)
     first = _first_rows(head, parse)
     types = {name: kind for name, kind in types.items() if name in names}
     types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
@@ -220,15 +224,30 @@ class _Text:
         return pa.CompressedInputStream(plain, "gzip") if self._packed else plain
 
     @property
-    def has_quotes(self) -> bool:
-        """Whether there are quotes after the first line, so that lines may break within quotes; of a packed text that
-        is not known.
-        """
+    def quotes(self) -> int | None:
+        """How many quotes there are after the first line, within which lines may break; `None` of a packed text."""
         if self._packed:
-            return True
+            return None
         data = np.frombuffer(self._data, np.uint8)
         data = data[int(np.argmax(data[:HEAD_BYTES] == ord("\n"))) :]
-        return any(bool((data[k : k + HEAD_BYTES] == ord('"')).any()) for k in range(0, len(data), HEAD_BYTES))
+        parts = (data[k : k + HEAD_BYTES] for k in range(0, len(data), HEAD_BYTES))
+        return sum(int(np.count_nonzero(part == ord('"'))) for part in parts)
+
+
+def _refuse_open_quote(file: DataFile, text: "_Text", delimiter: str) -> None:
+    """Raises if a quote is never closed: to Arrow, the rest of the file would be one value."""
+    before, line = plain_csv.field_size_limit(sys.maxsize), 1
+    try:
+        rows = plain_csv.reader(io.TextIOWrapper(text(), "utf-8", "replace", ""), delimiter=delimiter, strict=True)
+        for _ in rows:
+            line = rows.line_num + 1
+    except plain_csv.Error as error:
+        if "unexpected end" in str(error):  # Arrow judges anything else
+            raise DataError(
+                f"{file}, line {line}: a quote is opened and never closed. Close it, or write it twice, within quotes."
+            ) from None
+    finally:
+        plain_csv.field_size_limit(before)
 
 
 def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
