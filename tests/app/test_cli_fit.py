@@ -93,6 +93,14 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
     assert answer(capsys, "resume", "r", "--trust", "--epochs", "2")["step"] == 10
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
+    assert headrace("resume", "r", "--recipe", "filed.py", "--file", "make.py", "--epochs", "3", "--json") == 0
+    assert [json.loads(line)["epoch"] for line in capsys.readouterr().out.splitlines()] == [2, 3]
+
+
 def test_a_parameter_that_is_called_as_an_option_is_the_recipes(place: Path, capsys: Any) -> None:
     assert answer(capsys, "fit", "sines.py:passes", "--epochs", "1", "--run", "r")["epoch"] == 1
     assert json.loads((place / "r/recipe.json").read_text())["arguments"] == {"epochs": 1}
@@ -134,6 +142,16 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_its_optio
 
 
 # --- workers --------------------------------------------------------------------------------------------
+
+
+def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> None:
+    how = ["--workers", "2", "--strategy", "periodic:every=2 steps", "--width", "6", "--json"]
+    assert headrace("fit", "sines.py:small", *how, "--run", "r") == 0
+    assert headrace("resume", "r", "--trust", "--epochs", "4", "--json") == 0
+    first, on = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["epoch"], on["epoch"]) == (2, 4)
+    assert json.loads((place / "r/recipe.json").read_text())["fit"]["workers"] == 2
+    assert saved_weights(place / "r", "last").tensors["model.safetensors"]["0.weight"].shape == (6, 5)
 
 
 def torchrun(place: str, words: list[str]) -> None:

@@ -62,6 +62,23 @@ def sure() -> hr.Recipe:
     trainer = hr.Trainer(model, hr.BinaryCrossEntropy(), optimizer, batch_size=8)
     return hr.Recipe(trainer, (x, (x[:, 0] > 0).float()), fit={"epochs": 2, "progress": False})
 
+class Both(nn.Module):
+    """Two outputs, of two of three streams."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, b, a):
+        return {"y": self.layer((a - b)[:, None])[:, 0], "a": a}
+
+def both() -> hr.Recipe:
+    rows, model = torch.arange(16.0), Both()
+    data = {"a": rows, "unused": rows, "y": rows, "b": rows / 2}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    trainer = hr.Trainer(model, hr.MSE(output="y"), optimizer, batch_size=8, inputs=("b", "a"))
+    return hr.Recipe(trainer, data, fit={"epochs": 1, "progress": False})
+
 def filled(fields):
     x = torch.stack([fields["long"].float(), fields["home"].float()], 1)
     return {"x": x} | {name: fields[name] for name in fields if name == "y"}
@@ -79,6 +96,7 @@ RUNS = {
     "runs/flowers": "garden.py:flowers",
     "runs/more/sure": "garden.py:sure",
     "plain": "garden.py:flowers --no-mapped",
+    "both": "garden.py:both",
     "fares": "garden.py:fares",
 }
 
@@ -229,6 +247,25 @@ def test_what_a_target_holds_is_nothing_to_a_prediction(capsys: Any) -> None:
         refused(capsys, "validate", "runs/flowers", "--trust", "held.csv")
 
 
+def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> None:
+    text = GARDEN.replace('(fields["x"] - 3) / 2}', '(fields["x"] - 3) / 2, "kind": fields["kind"] * 1}')
+    assert text != GARDEN
+    (tmp_path / "reading.py").write_text(text)
+    named = ["--recipe", f"{tmp_path / 'reading.py'}:flowers"]
+    assert len(predicted(capsys, "runs/flowers", "flowers.csv", *named)) == 60
+    pa.csv.write_csv(flowers().drop_columns(["kind"]), "without.csv")
+    said = refused(capsys, "predict", "runs/flowers", "--trust", "without.csv", "--out", "no.csv", *named)
+    assert "scaled failed" in said
+
+
+def test_what_the_model_is_not_given_may_be_missing(capsys: Any) -> None:
+    np.savez("pairs.npz", b=np.ones(3, dtype=np.float32), a=np.full(3, 4, dtype=np.float32))
+    found = predicted(capsys, "both", "pairs.npz")
+    assert found.column_names == ["y", "a"]
+    model = loaded("both", "garden.py:both").trainer.model
+    assert np.allclose(found["y"], model(torch.ones(3), torch.full((3,), 4.0))["y"].detach())
+
+
 def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: Any) -> None:
     x = torch.randn(9, 2, generator=torch.Generator().manual_seed(1))
     pa.csv.write_csv(pa.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy()}), "two.csv")
@@ -236,6 +273,16 @@ def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: An
     yes = loaded("runs/more/sure", "garden.py:sure").trainer.predict(x).sigmoid()
     assert found["class"].to_pylist() == (yes > 0.5).long().tolist()
     assert np.allclose(found["probability"], torch.maximum(yes, 1 - yes), atol=1e-5)
+
+
+def test_python_does_what_predict_does(capsys: Any) -> None:
+    answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "told.arrow")
+    found = hr.load("runs/flowers", trust=True).predict("flowers.csv", batch_size=7)
+    told = hr.open_table("told.arrow")
+    assert [stream.name for stream in found.streams] == ["output", "class", "probability"]
+    assert found.categories == told.categories == {"class": NAMES}
+    for name in ("output", "class", "probability"):
+        torch.testing.assert_close(found.rows(0, 60)[name], told.rows(0, 60)[name])
 
 
 def test_a_recipe_of_a_run_takes_arrays_and_other_weights(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_a_rehearsal_is_the_training_that_launch_makes() -> None:
     assert [{key: row[key] for key in rows[0]} for row in found["rows"]] == rows
 
 
+def test_a_slower_network_changes_the_time_and_not_the_losses() -> None:
+    slow, quick = (rehearse("recipe.py:small", "diloco", workers=2, network=n) for n in (SLOW, hr.Network()))
+    assert [row["val/loss"] for row in slow["rows"]] == [row["val/loss"] for row in quick["rows"]]
+    assert slow[TIME] > 2 * quick[TIME]
+    assert slow["sent_bytes"] == pytest.approx(quick["sent_bytes"], abs=8), (
+        "but for the digits of a worker's rows a second"
+    )
+
+
 def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_kept(place: Path) -> None:
     found = rehearse("recipe.py:counted", "periodic", workers=2, network=SLOW, options={"epochs": 1})
     assert found["updates"] == 10, "an epoch, where the recipe makes 5 steps"

@@ -69,6 +69,37 @@ def _wide() -> list[str]:
     return [f"lr={lr},width=16" for lr in (0.1, 0.01)]
 
 
+PASSES = '''
+import headrace as hr
+from sines import small
+
+def passes(lr: float = 0.1, epochs: int = 2) -> hr.Recipe:
+    """Trains.
+
+    Args:
+        lr: learning rate.
+        epochs: of the recipe's own.
+    """
+    made = small(lr)
+    made.fit = {"epochs": epochs}
+    return made
+'''
+
+
+def test_runs_of_a_recipe_with_its_own_epochs_go_on_to_more_of_them(place: Path, capsys: Any) -> None:
+    (place / "several.py").write_text(PASSES)
+    words = ["sweep", "several.py", "--lr", "0.1,0.2", "--run", "r", "--progress", "off", "--epochs"]
+    for epochs, step in ((1, 5), (1, 5), (3, 15)):
+        assert headrace(*words, epochs) == 0
+        assert {path.name: rows(path)[-1]["step"] for path in (place / "r").iterdir()} == {
+            "lr=0.1": step,
+            "lr=0.2": step,
+        }
+    assert [starts(path) for path in (place / "r").iterdir()] == [2, 2]
+    assert headrace("sweep", "several.py", "--epochs", "1,2", "--run", "s", "--progress", "off") == 0
+    assert {path.name for path in (place / "s").iterdir()} == {"epochs=1", "epochs=2"}
+
+
 def test_a_recipe_that_has_changed_is_asked_again(place: Path, capsys: Any) -> None:
     assert headrace(*GRID) == 0
     recipe = place / "sines.py"

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from kit import event_files, forked, trainees
+from kit.cli_parts import headrace
 from kit.fault_harness import Kill
 from kit.forked import start, tell
 from kit.sampled import EVERY
@@ -132,10 +134,10 @@ def in_turn(package: str, at: str) -> None:
     os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     importlib.import_module(package)
     once = train_with_mlflow if package == "mlflow" else train_with_wandb
-    for step in (4, AFTER, NEVER):
+    for work in [*(partial(once, at, step) for step in (4, AFTER, NEVER)), partial(train_in_ways, at, package)]:
         child = os.fork()
         if not child:
-            forked.end_after(partial(once, at, step))
+            forked.end_after(work)
         tell(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
 
 
@@ -149,7 +151,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
         with start(in_turn, at, package, at) as child:
             assert child.ending() == 0, child.output
             ended = [line.removeprefix("ended ") for line in child.told if line.startswith("ended")]
-            assert ended == [KILLED, KILLED, "0"], child.output
+            assert ended == [KILLED, KILLED, "0", "0"], child.output
             return at, child.told
 
     return of
@@ -193,6 +195,71 @@ def recorded(at: Path) -> tuple[event_files.Curves, dict[str, float], dict[str, 
             for item in record.run.config.update:
                 config[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     return curves, summary, config
+
+
+class Ends(hr.Callback):
+    """Ends the training in one of the ways in which trainings end early."""
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == 5 and self._way == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif info.step == 5 and self._way == "fails":
+            raise ValueError("on purpose")
+
+
+WAYS = {"through": "finished", "SIGTERM": "interrupted", "left": "interrupted", "fails": "failed"}
+
+
+def train_in_ways(at: str, package: str) -> None:
+    """Trainings that end in different ways, and what their records say of it."""
+    os.chdir(at)
+    where, mlflow = f"sqlite:///{at}/ways.db", package == "mlflow"
+    for way in WAYS:
+        record: Any = MLflow("ways", where) if mlflow else WandB("ways", mode="offline", dir=f"{at}/ways")
+        given: dict[str, Any] = {"run": f"{at}/{way}", "callbacks": [record, Ends(way)], "epochs": 2}
+        with suppress(ValueError, SystemExit):
+            for info in trainees.trainer().steps(trainees.Rows(), **given):
+                if way == "left" and info.step == 5:
+                    break
+        tell(f"way {way}: {_status(where, record.id) if mlflow else record.id}")
+
+
+def _status(where: str, name: str) -> str:
+    from mlflow import MlflowClient
+
+    return str(MlflowClient(where).get_run(name).info.status)
+
+
+def _exit_code(at: Path, name: str) -> str:
+    """The exit code that W&B's file has, once the process is gone that writes it."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    (path,) = at.glob(f"wandb/offline-run-*-{name}/*.wandb")
+    (code,) = (r.exit.exit_code for r in map(Record.FromString, event_files.wandb_records(path)) if r.HasField("exit"))
+    return str(code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("wandb", {"finished": "0", "interrupted": "255", "failed": "1"}),
+        ("mlflow", {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}),
+    ],
+)
+def test_a_record_says_how_a_training_ended_as_the_report_does(
+    package: str, words: dict[str, str], records: Records
+) -> None:
+    at, lines = records(package)
+    told = dict(line.removeprefix("way ").split(": ") for line in lines if line.startswith("way "))
+    found = told if package == "mlflow" else {way: _exit_code(at / "ways", name) for way, name in told.items()}
+    assert found == {way: words[state] for way, state in WAYS.items()}
+    for way, state in WAYS.items():
+        assert headrace("report", at / way, "--json") == 0
+        assert f'class="status {state}"' in (at / way / "report.html").read_text()
 
 
 def reported(run: Path) -> event_files.Curves:
