@@ -1,5 +1,6 @@
 """The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
 
+import itertools
 import sys
 from typing import Any
 
@@ -32,6 +33,12 @@ def test_a_pass_whose_replay_is_not_quicker_is_left_to_torch(monkeypatch: pytest
     assert "passes are left to torch: a replay takes" in trainer.tape_note
     trained(insisting := made(True))
     assert "replayed from a tape" in insisting.tape_note
+
+
+def test_a_clock_that_stands_still_during_a_pass_times_none() -> None:
+    ticks = (tick / 4 for tick in itertools.count())
+    assert not tapes.is_fine(lambda: next(ticks) // 1)
+    assert tapes.is_fine(lambda: next(ticks))
 
 
 def test_single_steps_have_torchs_bits() -> None:
