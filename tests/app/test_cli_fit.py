@@ -58,6 +58,8 @@ def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> N
     assert headrace("fit", "sines.py:small", *how, "--width", "16") == 1
     said = json.loads(capsys.readouterr().err)["error"].splitlines()
     assert said[:2] == ["the recipe is given other values than the run has:", "  width: 8 in the run, 16 now"]
+    with pytest.warns(UserWarning, match="than it had:\n  tested: True in the run, False now"):
+        assert headrace("fit", "sines.py:small", *how, "--no-tested", "--epochs", "4") == 0
     assert said[2].startswith("Give those, or name another run.")
     assert json.loads((place / "runs/one/recipe.json").read_text())["arguments"]["width"] == 8
 

@@ -1,5 +1,6 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -316,6 +317,11 @@ class _RecipeWriter(Callback):
     def on_fit_start(self, info: Info) -> None:
         run = info.run
         assert run is not None
+        values = {name: value for name, value in self._training.arguments.items() if name not in LIMITS}
+        changed = changed_arguments(run, values) if info.resumed else []
+        if changed and not self._training.options.get("override"):
+            listed = "\n  ".join(changed)
+            warnings.warn(f"the run goes on with other values of its recipe than it had:\n  {listed}", stacklevel=2)
         path = run / RECIPE_FILE
         text = readable(self._training.document)
         with disk.failing(f"writing {path}", run, len(text)):
