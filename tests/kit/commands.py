@@ -16,7 +16,9 @@ from headrace.app.cli import main
 from kit import forked
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-COMMAND = f"""#!{sys.executable} -IS
+COMMAND = f"""#!/bin/sh
+'''exec' '{sys.executable}' -IS "$0" "$@"
+' '''
 import json, os, signal, socket, sys
 place = os.path.dirname(sys.argv[0])
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -33,7 +35,8 @@ if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
-"""It passes on its words, its files and its signals, and ends as its fork has ended."""
+"""It passes on its words, its files and its signals, and ends as its fork has ended. Its second line is a text to
+Python, and to the shell a command: the first line could name no place with a space."""
 
 
 @contextmanager
