@@ -41,6 +41,19 @@ def test_a_clock_that_stands_still_during_a_pass_times_none() -> None:
     assert tapes.is_fine(lambda: next(ticks))
 
 
+@pytest.mark.parametrize(("batches", "compared", "replayed"), [(1, 0, 0), (2, 10, 9), (3, 11, 20)])
+def test_the_only_pass_of_an_epoch_is_not_compared(
+    batches: int, compared: int, replayed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, compare, update = [], tapes.Tapes._compare, tapes.Tape.update
+    monkeypatch.setattr(tapes.Tapes, "_compare", lambda *given: (found.append("compared"), compare(*given))[1])
+    monkeypatch.setattr(tapes.Tape, "update", lambda *given: (found.append("replayed"), update(*given))[1])
+    trainer = made(True)
+    trainer.batch_size = 8
+    small.fit(trainer, data(8 * batches), epochs=12)
+    assert (found.count("compared"), found.count("replayed")) == (compared, replayed)
+
+
 def test_single_steps_have_torchs_bits() -> None:
     found = []
     for tape in (False, True):

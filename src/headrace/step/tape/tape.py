@@ -110,12 +110,17 @@ class PassKind:
     due: bool = True
     """Whether a replay is to be compared with a pass by torch before the next one counts."""
     replays: int = 0
+    rests: bool = False
+    """Whether the next pass is torch's: the only one of an epoch would be compared each time, and never replayed."""
+    seen_before: int = 0
+    """How many passes were seen before this epoch."""
     eager_s: float = math.inf
     replay_s: float = math.inf
 
     def forget(self) -> None:
         """The recording is of no use any more."""
-        self.tape, self.seen, self.due, self.replays = None, 0, True, 0
+        self.tape, self.due, self.rests = None, True, False
+        self.seen = self.seen_before = self.replays = 0
         self.eager_s = self.replay_s = math.inf
 
 

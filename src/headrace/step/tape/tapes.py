@@ -143,10 +143,12 @@ class Tapes:
         return outputs_of(self.learn(kind, batch, True, eager, lambda tape, batch: tape.forward(batch)))
 
     def end_epoch(self) -> None:
-        """One pass of each kind is compared with torch's again."""
+        """One pass of each kind is compared with torch's again, before any of it is replayed."""
         self._last, self._of_macrobatch = None, (None, None, 0)
         for kind in self._kinds.values():
             kind.due = True
+            kind.rests = kind.tape is not None and kind.seen - kind.seen_before < 2
+            kind.seen_before = kind.seen
 
     def release(self) -> None:
         """Lets go of all recordings, and of the nodes that add up gradients."""
@@ -166,7 +168,8 @@ class Tapes:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
         if kind.tape is not None and not kind.tape.state.holds():
             self.release()
-        if kind.tape is None and not self._is_due(kind):
+        if kind.rests or (kind.tape is None and not self._is_due(kind)):
+            kind.rests = False
             return self._timed(kind, part, eager)
         start = clock()
         before = self._snapshot()
