@@ -12,6 +12,7 @@ from torch import nn
 
 import headrace as hr
 from headrace.step.tape import tapes
+from headrace.step.tape.tape import Tape
 
 X, Y = DATA = data(103)
 
@@ -45,9 +46,13 @@ def test_a_clock_that_stands_still_during_a_pass_times_none() -> None:
 def test_the_only_pass_of_an_epoch_is_not_compared(
     batches: int, compared: int, replayed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, compare, update = [], tapes.Tapes._compare, tapes.Tape.update
-    monkeypatch.setattr(tapes.Tapes, "_compare", lambda *given: (found.append("compared"), compare(*given))[1])
-    monkeypatch.setattr(tapes.Tape, "update", lambda *given: (found.append("replayed"), update(*given))[1])
+    found: list[str] = []
+
+    def count(what: str, call: Any) -> Any:
+        return lambda *given: [found.append(what), call(*given)][1]  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(tapes.Tapes, "_compare", count("compared", tapes.Tapes._compare))
+    monkeypatch.setattr(Tape, "update", count("replayed", Tape.update))
     trainer = made(True)
     trainer.batch_size = 8
     small.fit(trainer, data(8 * batches), epochs=12)
