@@ -20,7 +20,7 @@ from ..store import codec, disk
 from ..store.checkpoints import Store
 from ..store.contents import MANIFEST, MODEL, OPTIMIZER
 from ..store.document import LARGE_BYTES, read_document
-from ..store.run import CHECKPOINTS, METRICS, RUN, machine, run_id
+from ..store.run import CHECKPOINTS, METRICS, RUN, begins_with, machine, run_id
 from ..train.checkpoint import Checkpoint, decode
 from ..train.trainer import Trainer
 from ..workers.here import here
@@ -118,8 +118,7 @@ def _changed_reports(record: Record, step: int) -> str:
     except (CheckpointError, OSError):  # its trainer is at work, and has removed it since
         return ""
     with suppress(OSError):  # it is not there, or no file
-        begins = disk.read_file(record.path / METRICS, LARGE_BYTES)[: saved["bytes"]]
-        if hashlib.sha256(begins).hexdigest() == saved["sha256"]:
+        if begins_with(disk.read_file(record.path / METRICS, LARGE_BYTES), saved):
             return ""
     return f"{METRICS} is not as it was when this checkpoint was saved"
 

@@ -123,8 +123,7 @@ class RunFiles:
 
     def check_reported(self, reported: Mapping[str, Any], step: int) -> None:
         """Warns unless the file begins with what had been `reported` when the checkpoint of a step was saved."""
-        begins = b"".join(self._lines())[: reported["bytes"]]
-        if len(begins) != reported["bytes"] or hashlib.sha256(begins).hexdigest() != reported["sha256"]:
+        if not begins_with(b"".join(self._lines()), reported):
             warnings.warn(
                 f"{self.path / METRICS} is not as it was when the checkpoint of step {step} was saved: the history has "
                 "only the rows that can be read. The weights and the rest of the state are not concerned.",
@@ -214,6 +213,13 @@ class RunFiles:
         }
         disk.write_file(self.path / RUN, json.dumps(facts, indent=2).encode() + b"\n")
         return str(facts["id"])
+
+
+def begins_with(history: bytes, reported: Mapping[str, Any]) -> bool:
+    """Whether a history begins with what had been `reported` when a checkpoint was saved."""
+    begins = history[: reported["bytes"]]
+    found = {"bytes": len(begins), "sha256": hashlib.sha256(begins).hexdigest()}
+    return all(reported[name] == value for name, value in found.items())
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
