@@ -68,7 +68,7 @@ def of_optimizers(optimizers: Mapping[str, Optimizer], every: Mapping[str, int] 
 def of_groups(optimizers: Mapping[str, Optimizer]) -> list[Config]:
     """What all groups of optimizers are set to now."""
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    hidden = ("params", "initial_lr")
+    hidden = ("params", "initial_lr", "last_lr")
     return [{name: plain(value) for name, value in group.items() if name not in hidden} for group in groups]
 
 

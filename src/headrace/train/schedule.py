@@ -4,16 +4,13 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
 from numbers import Real
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..arena.own_optimizers import parts_of
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, Points, interval
 from ..step.arguments import groups_of, put_rate
@@ -126,34 +123,20 @@ def make_rates(
     return _ByProgress(schedule, optimizers, limits, batches, rows)
 
 
-_LEFT: WeakKeyDictionary[Optimizer, list[float]] = WeakKeyDictionary()
-"""The rates of an optimizer at the end of its last training with a schedule, whichever trainer that was of."""
-
-
-def begin_anew(optimizers: Sequence[Optimizer], known: Sequence[list[float]]) -> None:
-    """Sets rates to where the last training began, or keeps those that have been changed since it ended.
-
-    `known`: what `end_rates` has returned to this trainer, or to the one that it is a copy of.
-    """
-    for part, rates in zip_longest(_members(optimizers), known):
-        groups = part.param_groups
-        for group in groups:
-            group.setdefault("initial_lr", float(group["lr"]))
-        for group, rate in zip(groups, _LEFT.get(part, rates or ()), strict=False):
-            if float(group["lr"]) != rate:
+def begin_anew(optimizers: Sequence[Optimizer]) -> None:
+    """Sets rates to where the last training began, or keeps those that have been changed since it ended."""
+    for group in groups_of(optimizers):
+        group.setdefault("initial_lr", float(group["lr"]))
+        if (left := group.get("last_lr")) is not None:
+            if float(group["lr"]) != left:
                 group["initial_lr"] = float(group["lr"])
             put_rate(group, group["initial_lr"])
 
 
-def end_rates(optimizers: Sequence[Optimizer]) -> list[list[float]]:
+def note_last(optimizers: Sequence[Optimizer]) -> None:
     """Remembers the rates at the end of a training: the next one sees by them whether others have been set."""
-    left = {part: [float(group["lr"]) for group in part.param_groups] for part in _members(optimizers)}
-    _LEFT.update(left)
-    return [*left.values()]
-
-
-def _members(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    return [part for optimizer in optimizers for part in parts_of(optimizer)]
+    for group in groups_of(optimizers):
+        group["last_lr"] = float(group["lr"])
 
 
 class Rates:

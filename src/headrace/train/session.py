@@ -35,7 +35,7 @@ from .checkpointer import Checkpointer
 from .own_step import UnsavedOptimizers
 from .plan import Plan
 from .resume import Resumed, readable
-from .schedule import Rates, begin_anew, end_rates, make_rates
+from .schedule import Rates, begin_anew, make_rates, note_last
 from .setting import note_hyperparameters
 from .workers import Workers
 
@@ -55,8 +55,6 @@ class LastTraining:
     """Those of the last batch that `step` was given, which the losses are prepared for."""
     trained_on: Sequence[Stream] | None = None
     """The streams of its data."""
-    rates: list[list[float]] = field(default_factory=list)
-    """Where its schedule has left the rates of the optimizers."""
     groups: list[dict[str, Any]] = field(default_factory=list)
     """The hyperparameters of the optimizers as it has left them."""
     info: Info | None = None
@@ -304,7 +302,7 @@ class Session:
         trainer = self.trainer
         optimizers = [*trainer.optimizers.values()]
         if trainer.schedule is not None:
-            begin_anew(optimizers, trainer.last_training.rates)
+            begin_anew(optimizers)
         self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
 
     def note_rates(self) -> None:
@@ -314,7 +312,7 @@ class Session:
         if begun:
             trainer.last_training.groups = config.of_groups(trainer.optimizers)
         if begun and trainer.schedule is not None:
-            trainer.last_training.rates = end_rates([*trainer.optimizers.values()])
+            note_last([*trainer.optimizers.values()])
 
     def forget_absent(self) -> None:
         """Ends what was asked for by callbacks that are not there now."""
