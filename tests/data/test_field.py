@@ -312,3 +312,21 @@ def test_no_form_asks_the_device_how_long_the_rows_are(sizes: list[int]) -> None
 def test_to_the_same_device_copies_nothing() -> None:
     field = sparse_items([2, 1])
     assert [t.data_ptr() for t in field.to("cpu").tensors()] == [t.data_ptr() for t in field.tensors()]
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        lambda x: x,
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.transpose(2, 3),
+        lambda x: x[:, :, 1:],
+        lambda x: x[..., 0].transpose(1, 2),
+        lambda x: x[:, 0, 0].t().contiguous().t(),
+    ],
+)
+def test_rows_of_a_tensor_lie_in_memory_as_torch_indexes_them(laid_out: Any) -> None:
+    """A convolution has other last bits where its input lies otherwise."""
+    field, rows = laid_out(torch.randn(5, 3, 4, 6)), torch.tensor([4, 0, 4])
+    assert take(field, rows).stride() == field[rows].stride()
+    assert torch.equal(take(field, rows), field[rows])

@@ -128,6 +128,15 @@ def test_a_dtype_that_does_not_hold_a_number_is_refused(values: Any, dtype: str,
         open_table("t.npz", dtypes={"x": dtype})
 
 
+def test_a_whole_number_of_a_text_that_is_no_int64_is_read_as_what_is_said_and_one_with_an_exponent_is_a_fraction() -> (
+    None
+):
+    text("t.csv", "id,far", "7,1e23", "18446744073709551615,100000000000000000000")
+    found = open_table("t.csv", dtypes={"id": "uint64"}).rows(0, 2)
+    assert found["id"].tolist() == [7, 2**64 - 1]
+    assert found["far"].tolist() == [1e23, 1e20]
+
+
 def test_sequences_and_sparse_rows_are_cast_as_well() -> None:
     table = mixed()
     write_table(table, "t.arrow", rows_per_block=3)

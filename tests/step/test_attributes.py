@@ -1,4 +1,4 @@
-"""State that no `state_dict` has goes on with a run: plain attributes of modules, and modules that a loss holds."""
+"""State that no `state_dict` has goes on with a run: attributes of modules and optimizers, and modules in a loss."""
 
 import random
 from collections.abc import Callable
@@ -90,12 +90,32 @@ class Follows(hr.Objective):
         return {"far": hr.Term(F.mse_loss(outputs, self.teacher(batch["x"]).detach() + 1, reduction="sum"), 18.0)}
 
 
+class Slows(torch.optim.Optimizer):
+    """Makes ever smaller steps, by a number that it counts in an attribute, or in its state under a name."""
+
+    elementwise = True
+
+    def __init__(self, params: Any, by_name: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.by_name, self.count = by_name, 1
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        kept: Any = self.state if self.by_name else vars(self)
+        kept["count"] = kept.get("count", 1) + 1
+        for group in self.param_groups:
+            for param in [param for param in group["params"] if param.grad is not None]:
+                param.add_(param.grad, alpha=-group["lr"] / kept["count"])
+
+
 KINDS = ["number", "list", "array", "tuple of tensors", "graph", "another name of a buffer", "generators", "nothing"]
 TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     **{kind: lambda kind=kind: trainer(Keeps(kind)) for kind in KINDS},  # type: ignore[misc]
     "a loss that is a module": lambda: trainer(Keeps("nothing"), loss=Center()),
     "a method of one": lambda: trainer(Keeps("nothing"), loss=hr.RowMean(Center().forward)),
     "a teacher": lambda: trainer(Keeps("nothing"), loss=Follows()),
+    "an optimizer": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, False)),
+    "the state of one": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, True)),
 }
 
 

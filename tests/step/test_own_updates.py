@@ -111,9 +111,8 @@ def saved(run: Path) -> list[int]:
 
 
 def made(kind: type[hr.Trainer], **options: Any) -> hr.Trainer:
-    model = network()
-    usual: dict[str, Any] = {"batch_size": BATCH, "order": "none", "arena": kind is not Own}
-    return kind(model, hr.CrossEntropy(), sgd(model), **usual | options)
+    usual: dict[str, Any] = {"batch_size": BATCH, "order": "none", "arena": kind is not Own, "optimizer": sgd}
+    return kind(network(), hr.CrossEntropy(), **usual | options)
 
 
 SETTINGS = [
@@ -176,6 +175,41 @@ def test_workers_that_share_updates_cannot_make_their_own(how: str) -> None:
 
     with pytest.raises(hr.ConfigError, match="update of its own, which the other workers know nothing of"):
         hr.launch(main, workers=2)
+
+
+class Searches(hr.Trainer):
+    """Asks for the loss several times in an update."""
+
+    def train_step(self, batch: hr.Batch) -> Any:
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(batch["x"]), batch["y"])
+            loss.backward()
+            return loss
+
+        return {"loss": self.optimizer.step(closure)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_steps_by_hand_as_in_a_plain_loop_and_resumes(search: str | None, tmp_path: Path) -> None:
+    def lbfgs(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(params, lr=0.1, max_iter=3, history_size=2, line_search_fn=search)
+
+    def searching() -> hr.Trainer:
+        return made(Searches, optimizer=lbfgs, arena=False)
+
+    parts = stop_and_resume(searching, [3, 7], tmp_path, (X, Y), epochs=3)
+    optimizer = lbfgs((raw := network()).parameters())
+    for x, y in [*zip(X.split(BATCH), Y.split(BATCH), strict=True)] * 3:
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(raw(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+    assert same(parts.model, raw)
 
 
 # --- several optimizers, and those that the trainer does not have ----------------------------------------------

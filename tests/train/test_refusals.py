@@ -234,6 +234,16 @@ OPTIONS: list[Refusal] = [
     (lambda t: fits(run=hr.Run("run", resume="must"))(t), hr.RunError, "resume='must'", "run"),
     (lambda t: fits(run=hr.Run(None, resume="must"))(t), hr.ConfigError, "needs the run to go on from"),
     (lambda t: fits(run=hr.Run("run", resume="never", override=True))(t), hr.ConfigError, "Leave one out"),
+    *(
+        (
+            lambda t, c=c, mode=mode: mode()(getattr(t, c))(GOOD),
+            hr.ConfigError,
+            "needs gradients",
+            "outside of torch.no_grad()",
+        )
+        for mode in (torch.no_grad, torch.inference_mode)
+        for c in ("fit", "steps", "step", "find_lr", "find_batch_size")
+    ),
     (lambda t: t.find_lr(GOOD, lowest=1.0, highest=1.0), hr.ConfigError, "lowest= is above 0 and below highest="),
     (lambda t: t.find_lr(GOOD, lowest=0.0), hr.ConfigError, "lowest= is above 0"),
     *((lambda t, v=v: t.find_lr(GOOD, highest=v), hr.ConfigError, "below highest=") for v in (math.inf, math.nan)),

@@ -242,6 +242,7 @@ LOSSES: list[tuple[Any, Any]] = [
     *((power(one), power(other)) for one, other in HELD),
     (with_default(1.0), with_default(2.0)),
     (hr.RowMean(Scaled(1.0)), hr.RowMean(Scaled(2.0))),
+    (hr.RowMean(Scaled([[[[1]]]])), hr.RowMean(Scaled([[[1]]]))),
     (hr.RowMean(Scaled(1.0).mean), hr.RowMean(Scaled(2.0).mean)),
     (hr.MSE() + hr.RowMean(power([{"b": [1]}])), hr.MSE() + hr.RowMean(power([{"b": [2]}]))),
     (lambdas()[0], lambdas()[1]),

@@ -194,6 +194,8 @@ def take(field: Any, indices: Tensor) -> Any:
         return field.take(indices)
     if indices.device != field.device:
         indices = indices.to(field.device, non_blocking=True)
+    if field.dim() > 2 and field.stride(-1) != 1:  # channels_last, say: indexing keeps that, and so the bits of a loop
+        return signed(field)[indices].view(field.dtype)
     return signed(field).index_select(0, indices).view(field.dtype)
 
 

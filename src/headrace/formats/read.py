@@ -175,6 +175,7 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
     first = _first_rows(head, parse)
     types = {name: kind for name, kind in types.items() if name in names}
     types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
+    _refuse_rounded(file, first, set(names) - types.keys(), head[: head.rfind(b"\n")], delimiter)
     read = csv.ReadOptions(block_size=TEXT_BLOCK_BYTES)
     known = {name: pa.type_for_alias(kind) for name, kind in types.items()}
     convert = csv.ConvertOptions(include_columns=names, strings_can_be_null=True, column_types=known)
@@ -257,6 +258,20 @@ def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
     if odd := [name for name in names if "\ufffd" in name]:
         raise DataError(f"{file}: column {odd[0]!r} is not in UTF-8. {_RECODE}")
     return names
+
+
+def _refuse_rounded(file: DataFile, first: Any, names: Iterable[str], head: bytes, delimiter: str) -> None:
+    """Raises on a whole number of more than 64 bits in the first rows: Arrow takes it for a fraction, and rounds it."""
+    numbers = [name for name in names if first is not None and pt.is_float64(first.column(name).type)]
+    large = [name for name in numbers if pc.any(pc.greater_equal(pc.abs(first.column(name)), 2.0**63)).as_py()]
+    lines = io.StringIO(head.decode("utf-8-sig", errors="replace") if large else "")
+    for row in plain_csv.DictReader(lines, delimiter=delimiter):
+        for value in (row[name] or "" for name in large):
+            if re.fullmatch(r"\s*[+-]?\d{19,}\s*", value) and int(value) != int(float(value)):
+                raise DataError(f"{file}: {value} does not fit int64, and would be rounded. {_UNROUNDED}")
+
+
+_UNROUNDED = "Say what its column holds, dtypes={name: 'uint64'} or 'float64', or leave it out: columns=[...]."
 
 
 def _first_rows(head: bytes, parse: Any) -> Any:

@@ -250,17 +250,23 @@ def scorers(objectives: dict[str, Objective], eval_loss: Any) -> dict[str, Objec
     return {"": known[0]} if len(known) == 1 < len(objectives) else objectives
 
 
-def check_optimizers(model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any]) -> None:
-    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice."""
+def check_optimizers(
+    model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any], own: bool
+) -> None:
+    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice.
+
+    `own`: whether `train_step` is overridden.
+    """
     known = {id(p) for p in model.parameters()}
     for objective in objectives.values():
         if (module := module_of(objective)) is not None:
             known |= {id(p) for p in module.parameters()}
     seen: dict[int, str] = {}
     for name, optimizer in optimizers.items():
-        if any(isinstance(part, torch.optim.LBFGS) for part in parts_of(optimizer)):
+        if not own and any(isinstance(part, torch.optim.LBFGS) for part in parts_of(optimizer)):
             raise ModelError(
-                "LBFGS asks for the loss again within a step, by a closure; headrace makes one pass a step."
+                "LBFGS asks for the loss again within a step, by a closure, and headrace makes one pass a step. "
+                "Override train_step, call optimizer.step(closure) there, and pass arena=False."
             )
         params = [p for group in optimizer.param_groups for p in group["params"]]
         strange = sum(id(p) not in known for p in params)

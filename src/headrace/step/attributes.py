@@ -1,4 +1,4 @@
-"""State that is no part of a model's `state_dict`: plain attributes of modules, and modules that a loss holds.
+"""State that no `state_dict` has: plain attributes of modules and optimizers, and modules that a loss holds.
 
 A `forward` may count its calls, lower a temperature, or keep a hidden state; a loss may be a module with a moving
 center, or hold a teacher that follows the model.
@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ..arena.own_optimizers import parts_of
 from ..arena.sharding import local
 from ..arena.vectors import plain_name
 from ..errors import CheckpointError
@@ -43,8 +45,16 @@ class Attributes:
     are left out, and what shares memory with a parameter or a buffer; so is whatever a checkpoint cannot hold.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], objectives: Iterable[Objective], device: torch.device) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        objectives: Iterable[Objective],
+        optimizers: Iterable[Optimizer],
+        device: torch.device,
+    ) -> None:
         self._modules, self._objectives, self._device = modules, list(objectives), device
+        parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
+        self._optimizers = [part for part in parts if not type(part).__module__.startswith("torch.")]
         self._first = {place: (value, mark) for place, value, mark in self._each()}
         self._loaded: set[Place] = set()
 
@@ -82,7 +92,7 @@ class Attributes:
                 if not _is_left_out(name, attributes) and (mark := _mark(value, known)):
                     yield (owner, name), value, mark
 
-    def _owners(self) -> Iterator[tuple[str, dict[str, Any], set[int]]]:
+    def _owners(self) -> Iterator[tuple[str, dict[Any, Any], set[int]]]:
         """The dicts that hold attributes, by name, each with the memory of what is saved otherwise."""
         known = _memories(self._modules)
         held = [*_held_by(self._objectives)]
@@ -99,6 +109,9 @@ class Attributes:
                 if part not in parts:
                     yield f"loss {number} {name}", vars(part), all_known
                     yield from ((f"loss {number} {name} {of}", vars(part)[of], known) for of in _OF_PARTS)
+        for number, optimizer in enumerate(self._optimizers):
+            yield f"optimizer {number}", vars(optimizer), all_known
+            yield f"optimizer {number} state", optimizer.state, all_known
 
 
 def _memories(modules: Iterable[nn.Module]) -> set[int]:
@@ -120,9 +133,9 @@ def _held_by(objectives: Iterable[Objective]) -> Iterator[Any]:
             yield from (value for value in vars(objective).values() if isinstance(value, nn.Module))
 
 
-def _is_left_out(name: str, attributes: Mapping[str, Any]) -> bool:
-    """Whether this is torch's or the library's, or a weight that is made of parameters in each pass."""
-    if name in _OF_MODULES or name in _OF_OBJECTIVES or name.startswith("_headrace"):
+def _is_left_out(name: Any, attributes: Mapping[Any, Any]) -> bool:
+    """Whether this is torch's or the library's, of a parameter, or a weight that parameters make in each pass."""
+    if not isinstance(name, str) or name in _OF_MODULES | _OF_OBJECTIVES or name.startswith("_headrace"):
         return True
     params = attributes.get("_parameters")
     return isinstance(params, Mapping) and any(f"{name}_{of}" in params for of in ("orig", "v", "g"))

@@ -215,6 +215,16 @@ def has_optimizer(optimizers: Mapping[str, Any], who: str) -> None:
         )
 
 
+def can_train(optimizers: Mapping[str, Any], who: str) -> None:
+    """Raises where a trainer has no optimizer, or torch records no gradients."""
+    has_optimizer(optimizers, who)
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise ConfigError(
+            f"{who} needs gradients, which torch does not record here. Call it outside of torch.no_grad() and "
+            "torch.inference_mode()."
+        )
+
+
 def fp8_hardware(model: nn.Module, capability: tuple[int, int] | None) -> None:
     """Raises if layers of torchao compute in fp8, and a GPU of this compute capability cannot; `None`: it is no GPU."""
     layers = [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]

@@ -37,7 +37,6 @@ _STARTED = "__mp_main__"  # what multiprocessing calls the script in a process t
 LONGEST = 64  # elements of a tensor that are written out
 LONGEST_TEXT = 120  # characters of what a function holds that are written out
 MOST_ITEMS = 10_000  # of a container whose items are compared
-UNKNOWN = "..."  # stands for what is too deep to be compared
 CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 Config = dict[str, Any]
 
@@ -105,7 +104,7 @@ def plain(value: Any, depth: int = 4, trained: bool = True) -> Any:
     if isinstance(value, CONTAINERS) and len(value) > MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)} items"
     if isinstance(value, (partial, *CONTAINERS)) and not depth:
-        return UNKNOWN
+        return "..."
     inner = depth - (not _is_of_losses(value))
     if isinstance(value, partial):
         return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth, trained)}
@@ -137,7 +136,7 @@ def differences(
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.", between)
-        elif before != UNKNOWN and _by_one_name(before) != _by_one_name(after):
+        elif _by_one_name(before) != _by_one_name(after):
             found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
 

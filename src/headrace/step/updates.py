@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ..arena.arena import Arena, all_finite, total
 from ..arena.buffers import Buffers
@@ -363,6 +364,6 @@ class Updates:
 def _remembered(optimizer: Optimizer) -> int:
     """Bytes of what an optimizer remembers, or is going to: most keep two numbers for each weight, plain SGD none."""
     if optimizer.state:
-        kept = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+        kept = (v for v in tree_leaves([*optimizer.state.values()]) if isinstance(v, Tensor))
         return sum(v.numel() * v.itemsize if v.is_sparse else v.nbytes for v in kept)
     return 0 if is_plain(optimizer) else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])

@@ -49,7 +49,7 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
 def step_by_hand(trainer: Trainer, given: Any, full_batch: bool, unchanged: bool) -> dict[str, Any]:
     """One update without a training, by this worker's part of the batch; the losses by name."""
     last, updates = trainer.last_training, trainer.updates
-    check.has_optimizer(trainer.optimizers, "step()")
+    check.can_train(trainer.optimizers, "step()")
     check.can_split(trainer.objectives, None, trainer.workers.sharing)
     trainer.workers.comm.at(updates.count, "training")
     batch = batch_for(trainer.model, given)

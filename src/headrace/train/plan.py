@@ -110,7 +110,7 @@ def prepare(
     run: str | Path | Run | None = None,
 ) -> tuple[Plan, Info, Checkpointer, Workers]:
     """What the loop of a training works with, once it has been checked as far as that can be before it begins."""
-    check.has_optimizer(trainer.optimizers, "a training")
+    check.can_train(trainer.optimizers, "a training")
     trainer.find_workers()
     check.can_split(trainer.objectives, None, trainer.workers.sharing)
     if trainer.strategy.parts and trainer.has_own_train_step:

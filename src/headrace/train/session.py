@@ -75,8 +75,8 @@ class Session:
         info.sums = self.tally.losses[0]
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(self.modules, self.updates.parameters)
-        objectives, keeps = trainer.objectives.values(), checkpointer.keeps
-        self.attributes = Attributes(self.modules if keeps else [], objectives if keeps else [], trainer.device)
+        kept = (self.modules, trainer.objectives.values(), trainer.optimizers.values())
+        self.attributes = Attributes(*(kept if checkpointer.keeps else ((), (), ())), trainer.device)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
@@ -201,12 +201,12 @@ class Session:
             self._load_transient(common["modules"]["transient"])
             for module, state in zip(self.modules[1:], common["modules"]["others"], strict=True):
                 module.load_state_dict(state)
-            self.attributes.load_state_dict(common["modules"].get("attributes", {}))
             self.frozen.load_state_dict(common["frozen"])
             anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now
             settings = common["step"]["settings"].items()
             self.updates.change(**{name: value for name, value in settings if name not in changed})
             self.updates.load_state_dict(resumed.step, overridden=anew)
+            self.attributes.load_state_dict(common["modules"].get("attributes", {}))
             if anew:
                 self.rates.rebase()
             self.shares, self.round = list(common["shares"]), common["round"]

@@ -149,7 +149,7 @@ class Trainer:
             module = module_of(objective)
             if module is not None and module not in self.all_modules:
                 self.all_modules.append(module.to(self.device))
-        check_optimizers(model, self.optimizers, self.objectives)
+        check_optimizers(model, self.optimizers, self.objectives, self.has_own_train_step)
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule, self.augment = target, deterministic, schedule, augment
@@ -365,7 +365,7 @@ class Trainer:
         """Tries rising learning rates on a copy and suggests one. See `headrace.train.find.find_lr`."""
         from .find import find_lr
 
-        check.has_optimizer(self.optimizers, "find_lr()")
+        check.can_train(self.optimizers, "find_lr()")
         return find_lr(self, train, **options)
 
     @one_thread
@@ -373,7 +373,7 @@ class Trainer:
         """Tries growing batches on a copy and suggests a size. See `headrace.train.find.find_batch_size`."""
         from .find import find_batch_size
 
-        check.has_optimizer(self.optimizers, "find_batch_size()")
+        check.can_train(self.optimizers, "find_batch_size()")
         return find_batch_size(self, train, **options)
 
     def preempt(self) -> None:
