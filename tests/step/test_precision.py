@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kit.sampled import each
-from kit.small import Parts, data, same
+from kit.small import Parts, data, momentum, same
 from kit.small import trainer as small_trainer
 from torch import Tensor, nn
 
@@ -67,6 +67,23 @@ def test_small_gradients_survive_fp16_because_they_are_scaled() -> None:
         out = model(X)
     (1e-6 * nn.functional.cross_entropy(out.float(), Y)).backward()
     assert float(model[0].weight.grad.norm()) < 0.5 * float(expected.norm()) / 1e6
+
+
+def test_fp16_is_clipped_without_its_scale() -> None:
+    trainer = make(precision="fp16", clip_norm=0.1, order="none")
+    trainer.fit(DATA, epochs=2, progress=False)
+    model, scaler = network(), torch.amp.GradScaler("cpu")  # the loop by hand
+    optimizer = momentum(model)
+    for x, y in 2 * [*zip(X.split(32), Y.split(32), strict=True)]:
+        with torch.autocast("cpu", torch.float16):
+            out = model(x)
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(out.float(), y)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+    torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def test_an_overflow_of_fp16_gradients_leaves_the_update_out_and_lowers_the_scale() -> None:
