@@ -55,18 +55,6 @@ def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: st
     assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
 
 
-class Note:
-    """An object that goes to the model as it is."""
-
-    def to(self, device: Any, non_blocking: bool = False) -> "Note":
-        return self
-
-
-def test_a_stream_that_is_no_tensor_may_not_be_missing_in_a_later_batch() -> None:
-    with pytest.raises(hr.SourceError, match="stream 'note', which is missing"):
-        list(hr.Feed(LoaderSource([{"x": torch.zeros(2), "note": Note()}, {"x": torch.zeros(2)}])))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
@@ -80,19 +68,6 @@ def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
         random.seed(99)
         assert trained(LOADERS[name](), tmp_path / "run") == whole
     assert multiprocessing.active_children() == []
-
-
-def test_a_dataset_may_use_gradients_and_its_batches_have_none() -> None:
-    weight = torch.ones(2, requires_grad=True)
-
-    def give(i: int) -> Any:
-        x: Any = torch.full((2,), float(i), requires_grad=True)
-        (x**2).sum().backward()
-        return x.grad * weight, i
-
-    for batch in hr.Feed(LoaderSource(DataLoader(Samples(give), SIZE))):
-        assert not batch["x"].requires_grad
-        assert batch["x"].tolist() == [[2 * i] * 2 for i in batch["y"].tolist()]
 
 
 def test_a_state_that_is_not_exact_is_not_relied_on() -> None:
@@ -194,29 +169,6 @@ def test_validation_by_workers_that_stay_draws_what_the_plain_loop_draws_also_af
     for by_name in (False, True):
         trained(1, tmp_path / f"{by_name}", by_name=by_name)
         assert same(trained(3, tmp_path / f"{by_name}", by_name=by_name), wanted)
-
-
-def test_an_iterator_is_read_to_its_end_by_its_own_workers_and_by_a_state_of_its_own() -> None:
-    with hr.Feed(LoaderSource(iter(DataLoader(Samples(), SIZE, num_workers=1)))) as feed:
-        assert [n for batch in feed for n in batch["y"].tolist()] == list(range(ROWS))
-
-    class Counting(Iterator[Any]):
-        given = 0
-
-        def __next__(self) -> Any:
-            if self.given == 4:
-                raise StopIteration
-            self.given += 1
-            return torch.full((2, 2), self.given)
-
-        def state_dict(self) -> dict[str, int]:
-            return {"given": self.given}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.given = state["given"]
-
-    with hr.Feed(LoaderSource(Counting())) as feed:
-        assert [int(batch["x"][0, 0]) for batch in feed] == [1, 2, 3, 4]
 
 
 def test_a_search_leaves_no_workers_to_a_loader_that_had_none() -> None:

@@ -94,24 +94,6 @@ def test_an_own_way_to_take_several_rows_is_called() -> None:
     assert batch["x"].tolist() == [-1, -1, -1]
 
 
-def test_rows_of_several_lengths_are_an_error_of_torch() -> None:
-    rows = [(torch.tensor(1), torch.tensor(2)), (torch.tensor(3),)]
-    with pytest.raises(hr.SourceError, match="each element in list of batch should be of equal size"):
-        list(hr.Feed(hr.LoaderSource(DataLoader(rows, 2))))  # type: ignore[arg-type]
-
-
-def test_a_profile_shows_what_torch_marks_of_a_loader() -> None:
-    with torch.profiler.profile() as profile:
-        list(hr.Feed(hr.LoaderSource(DataLoader(DATA, SIZE), names="abcd")))
-    assert any("DataLoader" in event.key for event in profile.key_averages())
-
-
-def test_a_row_that_is_not_there_is_named_by_torch() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(3)), batch_sampler=[[0, 1], [2, 3]])
-    with pytest.raises(hr.SourceError, match="failed after 1 batches of epoch 0: IndexError: index 3 is out of bounds"):
-        list(hr.Feed(hr.LoaderSource(loader)))
-
-
 @pytest.mark.parametrize("kind", [Tensor, tuple])
 def test_a_collate_function_that_somebody_has_extended_is_called(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def first(batch: Any, *, collate_fn_map: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kit import trainees
-from kit.foreign import LOADERS, Many, Own, Pair, Samples, Stream, first, stateful
+from kit.foreign import Many, Pair, Samples, first
 from torch.utils.data import (
     ConcatDataset,
     Subset,
@@ -19,8 +19,6 @@ from torch.utils.data import (
 )
 
 import headrace as hr
-from headrace.adapters.adapt import as_data
-from headrace.adapters.iterables import LoaderSource, SampleSource
 from headrace.adapters.samples import from_dataset
 from headrace.data.ragged import Ragged
 from headrace.data.views import Concat, View
@@ -184,24 +182,6 @@ def test_samples_that_draw_random_numbers_are_warned_of_and_leave_no_trace() -> 
         assert [each.filename for each in caught] == [__file__], "however deep in the library, the line is the user's"
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1] == random.getstate()
-
-
-# --- what is recognised -----------------------------------------------------------------------------------
-
-
-def test_wrap_recognises_what_others_call_data() -> None:
-    assert isinstance(as_data(TensorDataset(torch.arange(3))), hr.ArrayTable)
-    assert isinstance(as_data(Samples()), hr.Table)
-    assert isinstance(as_data(LOADERS["shuffled"]()), LoaderSource)
-    assert isinstance(as_data(stateful(Samples())), LoaderSource)
-    assert isinstance(as_data(Stream()), SampleSource)
-    assert isinstance(as_data(Own()), LoaderSource)
-    assert isinstance(as_data(iter([])), LoaderSource)
-    assert isinstance(as_data(type("Dataset", (Samples,), {"__module__": "datasets"})()), hr.Table)
-    assert isinstance(as_data(type("Loader", (Own,), {"__module__": "datasets.loader"})()), LoaderSource)
-    for other in (3, "text", b"bytes", object()):
-        with pytest.raises(hr.DataError, match=r"cannot read data from|there is no file"):
-            as_data(other)
 
 
 # --- a collate function in place of a DataLoader -------------------------------------------------------------

@@ -74,14 +74,6 @@ def test_a_parameter_is_read_without_its_history() -> None:
 # --- rows ------------------------------------------------------------------------------------------------
 
 
-def test_a_table_declares_its_streams_its_length_and_its_bytes() -> None:
-    table = hr.ArrayTable({"x": np.zeros((5, 3), "float32"), "y": torch.arange(5)})
-    assert tuple(table.streams) == (hr.Stream("x", (3,)), hr.Stream("y", (), "int64"))
-    assert (len(table), table.nbytes) == (5, 5 * 3 * 4 + 5 * 8)
-    assert table.resident(torch.device("cpu"))
-    assert not table.resident(torch.device("meta"))
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 def test_unsigned_integers_are_gathered_too(dtype: str) -> None:
     """Pictures of 16 bits a pixel, say. torch holds them, and gathers them in some shapes only."""

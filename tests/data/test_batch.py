@@ -1,12 +1,9 @@
 """Streams say what a row is; batches hold rows of every stream and the cursor that follows them."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import headrace as hr
 
@@ -23,48 +20,6 @@ class Graph:
 
 def make(rows: int = 10, **options: Any) -> hr.Batch:
     return hr.Batch({"x": torch.arange(2.0 * rows).reshape(rows, 2), "y": torch.arange(rows)}, **options)
-
-
-# --- Stream ----------------------------------------------------------------------------------------------
-
-
-def test_a_size_may_differ_between_batches() -> None:
-    padded = hr.Stream("ids", (-1, 3), "int64")
-    assert str(padded) == "ids: int64[?, 3]"
-    assert padded.varies
-    for shape, fits in {
-        (5, 3): True,
-        (9, 3): True,
-        (-1, -1): True,
-        (5, 4): False,
-        (5,): False,
-        (5, 3, 1): False,
-    }.items():
-        assert padded.fits(hr.Stream("ids", shape, "int64")) == fits
-        assert hr.Stream("ids", shape, "int64").fits(padded) == fits
-    assert not padded.fits(hr.Stream("ids", (5, 3), "int32"))
-    assert not padded.fits(hr.Stream("words", (5, 3), "int64"))
-
-
-def test_rows_by_number_have_one_shape(tmp_path: Path) -> None:
-    class Padded(hr.Table):
-        streams = (hr.Stream("ids", (-1,)),)
-
-        def __len__(self) -> int:
-            return 3
-
-        def take(self, indices: Tensor) -> hr.Batch:
-            return hr.Batch({"ids": torch.zeros(len(indices), int(indices.max()) + 1)})
-
-    (tmp_path / "x.ctf").write_text("|ids 1 2\n")
-    np.save(tmp_path / "ids.npy", np.zeros((3, 2), np.float32))
-    for make in (
-        lambda: hr.Reader(Padded()),
-        lambda: hr.open_ctf(tmp_path / "x.ctf", Padded.streams),
-        lambda: hr.open_table(tmp_path / "ids.npy", streams=Padded.streams),
-    ):
-        with pytest.raises(hr.DataError, match=r"ids: float32\[\?\]: -1 stands for a size that differs"):
-            make()
 
 
 # --- Batch -----------------------------------------------------------------------------------------------
@@ -93,14 +48,6 @@ def test_microbatches_are_views_that_keep_the_total(rows: int, expected: list[in
     assert batch["y"][-1] == 77
 
 
-@pytest.mark.parametrize("rows", [10, 11, 1000])
-def test_a_batch_that_fits_is_its_own_only_microbatch(rows: int) -> None:
-    batch = make(10)
-    assert batch.split(rows) == [batch]
-    empty = make(0)
-    assert empty.split(rows) == [empty]
-
-
 def test_to_keeps_everything_but_the_device() -> None:
     batch = make(4, total=9, cursor={"at": 4}, ends_epoch=True)
     batch.fields["g"] = Graph()  # type: ignore[index]
@@ -108,9 +55,6 @@ def test_to_keeps_everything_but_the_device() -> None:
     assert {field.device.type for field in there.fields.values()} == {"meta"}
     assert (there.rows, there.total, there.cursor, there.ends_epoch) == (4, 9, {"at": 4}, True)
     assert {field.device.type for field in batch.fields.values()} == {"cpu"}
-
-
-# --- fields that are not tensors -------------------------------------------------------------------------
 
 
 def test_items_counts_what_a_field_says_and_rows_otherwise() -> None:

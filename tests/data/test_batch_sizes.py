@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from kit.own_data import Elsewhere, Pulled
 from kit.sampled import sampled
 from kit.small import data, stop_and_resume, trainer
@@ -223,30 +221,6 @@ def test_an_epoch_that_was_left_goes_on_with_the_size_of_its_row() -> None:
 
 
 # --- a schedule --------------------------------------------------------------------------------------------
-
-
-@given(points=st.dictionaries(st.integers(1, 500), st.integers(1, 99), max_size=5), samples=st.integers(0, 600))
-def test_a_size_holds_up_to_the_next_point(points: dict[int, int], samples: int) -> None:
-    def at(samples: int) -> int:
-        return held.at(Counters(samples=samples))
-
-    schedule: dict[str | int, int] = {0: 7} | {f"{k} samples": size for k, size in sorted(points.items())}
-    held = Sizes(schedule)
-    schedule.clear()  # it is not kept
-    expected = next((points[k] for k in sorted(points, reverse=True) if k <= samples), 7)
-    assert at(samples) == expected
-    left = held.rows_until_change(Counters(samples=samples))
-    if left is None:
-        assert at(10**9) == expected
-    else:
-        assert left > 0
-        assert at(samples + left - 1) == expected
-        assert samples + left in points
-
-
-def test_the_last_of_the_points_that_are_reached_counts() -> None:
-    for points in ({"100 samples": 8, "2 epochs": 2}, {"2 epochs": 2, "100 samples": 8}):
-        assert Sizes({0: 4, **points}).at(Counters(samples=100, epochs=2)) == [*points.values()][-1]
 
 
 WRONG: list[tuple[Any, str]] = [

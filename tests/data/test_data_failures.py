@@ -141,9 +141,3 @@ def test_data_that_never_come_do_not_keep_a_training_from_ending(at: int, tmp_pa
     )
     assert trainees.last_step(run) == updates_before(at)
     assert trainees.finished(run) == trainees.reference()
-
-
-# --- sources ----------------------------------------------------------------------------------------------
-
-
-# --- validation -------------------------------------------------------------------------------------------

@@ -94,30 +94,6 @@ def test_a_source_that_ends_for_good_ends() -> None:
     assert compose.head(counted(0), 5).next_batch(2) is None
 
 
-class Waiting(Shares):
-    """Says the opposite of what is usual, of everything that can be said."""
-
-    own_size = True
-    sized_by, aliases = "x", False
-    title = "Numbers"
-
-
-def test_whatever_a_source_says_of_itself_is_said_of_its_epochs() -> None:
-    """Also what is added to sources one day."""
-    source = Waiting({"x": torch.arange(ROWS)})
-    made = compose.head(source, 10)
-    plain = {name for name, said in vars(hr.Source).items() if isinstance(said, bool | str) and name[0] != "_"}
-    assert plain >= {"shards", "thread_safe", "marks_ends", "endless", "elastic", "own_size", "sized_by", "aliases"}
-    assert {name: getattr(made, name) for name in plain} == {name: getattr(source, name) for name in plain} | {
-        "marks_ends": True,
-        "endless": False,
-    }
-    assert made.title == "Numbers"
-    reader = KINDS["reader"]
-    assert compose.head(reader(), 10).level == reader().level
-    assert compose.head(reader(), 10).resident(torch.device("cpu"))
-
-
 def test_epochs_of_items_end_with_the_batch_that_has_the_last_row() -> None:
     words = hr.ArrayTable({"w": Ragged.of([torch.arange(k % 5) for k in range(40)]), "x": torch.arange(40)})
     source = compose.head(hr.Reader(words, "none", count="w"), 12)

@@ -137,17 +137,6 @@ def test_rows_can_be_read_one_by_one(sizes: list[int]) -> None:
         field[len(sizes)]
 
 
-def test_a_field_counts_rows_items_and_bytes() -> None:
-    field = ragged([2, 0, 3], (4,), torch.float16)
-    assert (len(field), field.items, field.longest, field.shape, field.dtype) == (3, 5, 3, (4,), torch.float16)
-    assert field.lengths.tolist() == [2, 0, 3]
-    assert field.nbytes == 5 * 4 * 2 + 4 * 8
-    words = sparse([[(1, 2.0)], []])
-    assert (len(words), words.shape, words.dtype, words.nbytes) == (2, (2, DIM), torch.float32, 8 + 4 + 3 * 8)
-    assert repr(field) == "Ragged(3 rows, 5 items of [4])"
-    assert repr(words) == f"Sparse(2 rows of {DIM}, 1 numbers)"
-
-
 # --- made of what people have ----------------------------------------------------------------------------
 
 
@@ -255,11 +244,6 @@ def test_sparse_rows_of_every_dtype_have_every_form(dtype: torch.dtype, indices:
     assert field.bag()["input"].dtype == torch.int64
 
 
-def test_an_index_that_comes_twice_in_a_row_counts_twice() -> None:
-    field = Sparse(torch.tensor([2, 2, 5]), None, torch.tensor([0, 3]), DIM)
-    assert field.to_dense().tolist() == [[0, 0, 2, 0, 0, 1, 0]]
-
-
 def test_ones_joined_to_numbers_are_numbers() -> None:
     joined = cat([sparse([[(1, 1.0)]], ones=True), sparse([[(2, 5.0)], []])])
     assert plain(joined) == [[(1, 1.0)], [(2, 5.0)], []]
@@ -307,11 +291,6 @@ def test_no_form_asks_the_device_how_long_the_rows_are(sizes: list[int]) -> None
     assert words.values.bag()["input"].device.type == "meta"
     one_hot = Sparse.one_hot(torch.zeros(len(sizes), dtype=torch.int64), DIM).to("meta")
     assert one_hot.ids.shape == (len(sizes),)
-
-
-def test_to_the_same_device_copies_nothing() -> None:
-    field = sparse_items([2, 1])
-    assert [t.data_ptr() for t in field.to("cpu").tensors()] == [t.data_ptr() for t in field.tensors()]
 
 
 @pytest.mark.parametrize(

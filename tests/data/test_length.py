@@ -1,15 +1,11 @@
 """How long and how often: one small type, with the unit in the text or in the name of the argument."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.length import Counters, limits
-
-# --- reading ---------------------------------------------------------------------------------------------
+from headrace.length import Counters
 
 
 @pytest.mark.parametrize(
@@ -32,27 +28,6 @@ def test_a_length_is_a_number_and_a_unit(text: str, count: float, unit: str, aga
     assert length == hr.Length(count, unit)
     assert str(length) == again
     assert hr.Length.parse(again, "every") == hr.Length.parse(length, "every") == length
-
-
-# --- reaching --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("unit", ["epochs", "steps", "samples", "minutes"])
-def test_a_length_is_reached_at_its_count_and_ever_after(unit: str) -> None:
-    others: dict[str, Any] = dict.fromkeys(("epochs", "steps", "samples", "minutes"), 99)
-    reached = [hr.Length(3, unit).reached(Counters(**{**others, unit: count})) for count in range(6)]
-    assert reached == [False, False, False, True, True, True]
-
-
-def test_the_limits_are_those_that_are_given_and_ten_epochs_without_any() -> None:
-    assert limits(None, None, None, None) == [hr.Length(10, "epochs")]
-    assert limits(None, None, None, None, default=3) == [hr.Length(3, "epochs")]
-    assert limits(2, 500, 10_000, 0.5) == [
-        hr.Length(2, "epochs"),
-        hr.Length(500, "steps"),
-        hr.Length(10_000, "samples"),
-        hr.Length(0.5, "minutes"),
-    ]
 
 
 # --- firing ----------------------------------------------------------------------------------------------

@@ -157,6 +157,3 @@ def test_the_cursor_of_another_mix_is_refused(sizes: tuple[int, int], options: A
     cursor = mixed(90, 30, weights=[2, 1]).state_dict()
     with pytest.raises(hr.SourceError, match=differs):
         mixed(*sizes, **options).load_state_dict(cursor)
-
-
-# --- trained on --------------------------------------------------------------------------------------------

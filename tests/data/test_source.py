@@ -1,9 +1,7 @@
 """Sources that users write: trained on, scored and predicted from, rewound between epochs; and those that err."""
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,18 +225,3 @@ def test_without_state_a_source_cannot_be_resumed() -> None:
     assert {batch.cursor is None for batch in hr.Feed(without, batch_size=SIZE)} == {True}
     with pytest.raises(hr.SourceError, match="Without cannot be resumed"):
         without.load_state_dict(counted(3).state_dict())  # type: ignore[arg-type]
-
-
-# --- the page about them ----------------------------------------------------------------------------------
-
-PAGE = Path(__file__).parents[2] / "docs" / "source.md"
-OF_TABLE = {"streams", "__len__", "take", "rows", "lengths", "fingerprint"}
-OF_SOURCE = {"streams", "next_batch", "state_dict", "load_state_dict"}
-
-
-def test_the_page_names_the_members_of_a_table_and_of_a_source_and_no_others() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    members = text.partition("## A table")[2].partition("\n\n`take`")[0]
-    assert {name.partition("(")[0] for name in re.findall(r"^\| `([^`]+)`", members, re.MULTILINE)} == OF_TABLE
-    sentence = text.partition("A source has four members: ")[2].partition(".")[0]
-    assert set(re.findall(r"`([^`]+)`", sentence)) == OF_SOURCE

@@ -32,25 +32,10 @@ VIEWS: dict[str, Callable[[hr.Table], Any]] = {
 }
 
 
-def digits(fields: Any, draws: hr.Draws) -> Any:
-    return {**fields, "drawn": draws.integers(0, 10)}
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_views(view: str) -> None:
     for make in MAKERS.values():
         check_table(lambda: VIEWS[view](make()))  # noqa: B023
-
-
-@pytest.mark.slow
-def test_an_augmented_reader() -> None:
-    check_source(lambda: hr.Reader(dense_table(ROWS), "blocks", block=3, mix=2, augment=digits), sizes=(6,), **SOME)
-
-
-@pytest.mark.slow
-def test_an_augmented_mix() -> None:
-    tables = [dense_table(300), dense_table(800)]  # about as many as a round of a mix has of them: small ones cost more
-    check_source(lambda: hr.mix(tables, [1, 3], rows=11, augment=digits), sizes=(4,), **SOME)
 
 
 @pytest.mark.slow

@@ -152,14 +152,3 @@ def test_batches_of_a_loop_of_ones_own_number_strings_alike() -> None:
     assert changed == [False, False, True]
     with pytest.raises(hr.DataError, match="unknown string 'cat'"):
         trainer.step(train().replace("zoo", "cat"))
-
-
-def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Path) -> None:
-    model = Look()
-    model.scale = nn.Parameter(torch.ones(()))
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1.0), inputs="kind")
-    trainer.fit(train(), epochs=1, progress=False, run=hr.Run(tmp_path / "run", logs=False))
-    with pytest.warns(UserWarning, match="not in this model: scale"):
-        assert loaded(tmp_path / "run", strict=False).categories == {}
-    hr.load_weights(model, tmp_path / "run", which="last", strict=False)
-    assert trainer.categories == {"kind": KINDS}

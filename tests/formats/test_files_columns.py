@@ -61,15 +61,6 @@ def test_numbers_may_be_categories() -> None:
     assert table.rows(0, 2)["digit"].tolist() == [1, 0]
 
 
-def test_codes_take_a_dtype_whatever_the_kind_of_file() -> None:
-    pq.write_table(pa.table({"y": ["v", "u", "v"]}), "t.parquet")
-    text("t.csv", "y", "v", "u", "v")
-    for name in ("t.parquet", "t.csv"):
-        table = open_table(name, dtypes={"y": "float32"})
-        assert table.rows(0, 3)["y"].tolist() == [1.0, 0.0, 1.0]
-        assert table.streams[0].dtype == "float32"
-
-
 # --- dtypes ---------------------------------------------------------------------------------------------
 
 

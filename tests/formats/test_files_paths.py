@@ -3,7 +3,6 @@
 import os
 import pickle
 from collections.abc import Iterator
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from kit.file_tables import KINDS, every_row, mixed, numbers, parts, text
 
-import headrace as hr
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 
@@ -31,19 +29,6 @@ def test_many_files_are_read_one_after_the_other_in_the_order_of_their_names(suf
     assert open_table(names[::-1]).rows(0, 10)["n"].tolist() == [*range(4, 10), *range(4)], "a list keeps its order"
 
 
-def test_the_files_of_a_set_have_the_same_order_whatever_order_they_come_in() -> None:
-    """As they do in processes whose strings have other hashes."""
-    for k in range(3):
-        np.save(f"{k}.npy", np.array([k]))
-    for order in permutations(["0.npy", "1.npy", "2.npy"]):
-
-        class Comes(set[str]):
-            def __iter__(self) -> Iterator[str]:
-                return iter(order)  # noqa: B023
-
-        assert hr.open_table(Comes(order)).rows(0, 3)["x"].tolist() == [0, 1, 2]
-
-
 def test_files_of_other_dtypes_are_read_alike_by_dtypes() -> None:
     np.savez("a.npz", x=np.zeros(3, np.float32))
     np.savez("b.npz", x=np.zeros(3, np.float64))
@@ -57,9 +42,6 @@ def test_directories_that_say_what_a_column_is_are_read_where_one_is_named_and_t
     text("parted/year=2024/readme.txt", "hello")
     for path in ("parted/year=2023/t.arrow", "parted/year=2024/*.arrow", "parted/year=2024"):
         assert len(open_table(path)) == 10
-
-
-# --- from elsewhere -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

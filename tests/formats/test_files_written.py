@@ -1,8 +1,6 @@
 """Tables that are written to files come back the same; what a kind of file cannot hold is refused."""
 
-import gzip
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,6 @@ from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
-
-# --- there and back -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,21 +62,6 @@ def test_sparse_rows_that_turn_out_to_have_values_are_written_with_all_of_them()
 
     write_table(Turning(), "t.arrow", rows_per_block=2)
     assert open_table("t.arrow").rows(0, 4)["w"].values.tolist() == [1, 1, 3, 3]
-
-
-def test_a_suffix_in_capitals_means_the_same() -> None:
-    rows = numbers().rows(0, 10)
-    pairs = zip(rows["n"].tolist(), rows["x"].tolist(), strict=True)
-    lines = "\n".join(f"{k} |n {n} |x {x[0]} {x[1]}" for k, (n, x) in enumerate(pairs))
-    Path("T.CTF.GZ").write_bytes(gzip.compress(lines.encode()))
-    streams = [hr.Stream("n", (), "int64"), hr.Stream("x", (2,))]
-    assert every_row(hr.open_ctf("T.CTF.GZ", streams)) == every_row(numbers())
-    write_table(numbers(), "t.parquet")
-    Path("t.parquet").rename("T.PARQUET")
-    assert every_row(open_table("T.PARQUET")) == every_row(numbers())
-
-
-# --- what is not written --------------------------------------------------------------------------------
 
 
 def test_a_file_that_cannot_be_written_leaves_what_was_there() -> None:

@@ -1,7 +1,6 @@
 """JSON lines: keys are columns, and lists are sequences, or vectors where that is declared."""
 
 import gzip
-import inspect
 from pathlib import Path
 
 import pyarrow.csv
@@ -56,8 +55,3 @@ def test_a_format_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch) -> N
         hr.open_table("b.events", columns=["z"])
     with pytest.raises(hr.DataError, match=r"Known are: .*\.events"):
         hr.open_table(write("t.unknown"))
-
-
-@pytest.mark.parametrize("kind", files.READERS)
-def test_a_format_is_a_function_of_at_most_40_lines(kind: str) -> None:
-    assert len(inspect.getsource(files.READERS[kind]).splitlines()) <= 40

@@ -48,17 +48,6 @@ def fitted() -> hr.Trainer:
     return made
 
 
-def test_a_run_and_a_model_know_how_the_data_were_read(fitted: hr.Trainer) -> None:
-    expected = fitted.predict("val.csv")
-    loaded = hr.load("run", trainer())
-    assert torch.equal(loaded.trainer.predict("val.csv"), expected)
-    assert torch.equal(loaded.predict("val.csv").columns["output"], expected)
-    assert loaded.trainer.encoding == fitted.encoding
-    assert loaded.trainer.categories == {"y": ["a", "b"]}
-    other = hr.Trainer(fitted.model, hr.CrossEntropy(), torch.optim.SGD(fitted.model.parameters(), 0.1))
-    assert torch.equal(other.predict("val.csv"), expected)
-
-
 def test_columns_of_a_frame_beside_an_array_are_found_by_their_names() -> None:
     frame = pd.DataFrame({"wide": [1.0, 2.0], "Sepal.High": [3.0, 4.0]})
     made = hr.Trainer(torch.nn.Linear(2, 1).double(), hr.MSE(), lambda p: torch.optim.SGD(p, 0.01))
@@ -69,14 +58,6 @@ def test_columns_of_a_frame_beside_an_array_are_found_by_their_names() -> None:
     torch.testing.assert_close(made.predict(turned), made.predict(torch.tensor(frame.to_numpy())))
     with pytest.raises(hr.DataError, match="this frame has no column 'wide', as the training data have"):
         made.validate((frame.drop(columns="wide"), labels))
-
-
-def test_a_file_is_not_read_without_what_a_map_did_to_the_training_data() -> None:
-    made = trainer()
-    half = hr.map(table(write("train.csv", ROWS)), lambda rows: {**rows, "x": rows["x"] / 2})
-    made.fit(half, epochs=1, progress=False)
-    with pytest.raises(hr.DataError, match=r"changed by map\(.*\), and train\.csv would be read without that"):
-        made.predict("train.csv")
 
 
 def test_a_file_with_none_of_the_columns_is_refused(fitted: hr.Trainer) -> None:

@@ -51,12 +51,6 @@ def test_boxes_masks_and_images_move_together(options: dict[str, Any]) -> None:
     assert (after["bbox"][:, 1, -1] == -1).all()
 
 
-def test_a_turned_box_is_the_one_around_what_was_turned() -> None:
-    after = vision.Augment(mirror=0.5, mirror_rows=0.5, turn=40, zoom=(0.5, 0.8))(marked(), draws(3))
-    for k in range(3):
-        assert hull(after["segmentation_image"][k] == 2) == pytest.approx(after["bbox"][k, 0, :4].tolist(), abs=1.6)
-
-
 def test_a_box_that_is_seen_as_a_whole_stays_whatever_is_to_be_visible() -> None:
     before = marked()
     after = vision.Augment(mirror=1.0, min_visible=1.0)(before, draws(3))

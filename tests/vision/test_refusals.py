@@ -55,7 +55,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: vision.ImageFiles(["a"], 8), "size= rows and columns, got channels=3, size=8"),  # type: ignore[arg-type]
     (lambda: vision.ImageFiles(["a"], (8, 8), masks=["a", "b"]), r"there are 1 image files \(masks: 2\)"),
     (lambda: vision.ImageFiles(["a"], (8, 8), mean=[0.5, 0.5]), "one number, or one for each of 3 channels"),
-    (lambda: vision.ImageFiles(["a"], (8, 8), std=[1.0] * 4), "one number, or one for each of 3 channels"),
     (lambda: vision.ImageFiles(["a"], (8, 8), std=[1.0, 1.0, -1.0]), "std= is greater than 0"),
     (lambda: vision.Segmenter(2, norm="layer"), "unknown norm 'layer'"),  # type: ignore[arg-type]
     (lambda: vision.ImageClassifier(2, widths=()), r"widths= are the channels of each stage, at least one, got \(\)"),
@@ -66,14 +65,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: samples("detect"), r"unknown task 'detect'\. Did you mean 'detection'"),
     (lambda: samples().batch([]), "at least one, got list"),
     (lambda: samples(ids=["cat", "dog"]), "class_ids= and ignore_class_ids= are whole numbers, got"),
-    (lambda: samples(ids=[0.5]), "are whole numbers, got"),
-    (lambda: samples(ids=None), "are whole numbers, got None"),
     (
         lambda: vision.MeanAveragePrecision().update(torch.zeros(2, 3, 6), torch.zeros(2, 3, 6)),
         r"got \[2, 3, 6\] and \[2, 3, 6\]",
     ),
     (lambda: vision.MeanAveragePrecision(()), "iou= is one overlap between 0 and 1"),
-    (lambda: vision.MeanAveragePrecision(0.0), "iou= is one overlap between 0 and 1"),
     (lambda: vision.MeanAveragePrecision([0.5, 1.5]), "iou= is one overlap between 0 and 1"),
     (lambda: draw_shapes(0), r"draw_shapes\(count=0, size=64, max_shapes=3, .*: at least 1, 16 and 1"),
     (lambda: draw_shapes(1, radii=(0.3, 0.2)), r"radii=\(0.3, 0.2\)\): .* radii between 0 and a half"),
