@@ -106,7 +106,7 @@ NumPy's generator is not restored | store/test_rng.py
 what is saved is no copy | store/test_async_save.py
 -copies = self._copier({key: local(tensor) for key, tensor in tensors.items()})
 +copies = {key: local(tensor) for key, tensor in tensors.items()}
-a failed write is forgotten | store/test_saver.py
+a failed write is forgotten | store/test_async_save.py
 -        except BaseException as error:
 -            self._failure = error
 +        except BaseException:

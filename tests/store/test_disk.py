@@ -1,13 +1,12 @@
 """Files and directories: nothing is replaced by accident, nothing is half there, and failures are told in full."""
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.fault_harness import Died, Fail, Trace, open_files, performing
+from kit.fault_harness import Died, Fail, Trace, performing
 
 from headrace.store import disk
 
@@ -62,26 +61,6 @@ def test_a_file_is_not_made_through_a_link(new: bool, precious: Path, tmp_path: 
     assert (precious / "inside").read_text() == "precious"
 
 
-def test_a_file_is_closed_once_and_its_descriptor_is_not_inherited(tmp_path: Path) -> None:
-    before = open_files()
-    opened = disk.File(tmp_path / "file", new=True)
-    assert not os.get_inheritable(opened._fd)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) & 0o133 == 0
-    opened.close()
-    opened.close()
-    assert open_files() == before
-
-
-def test_a_failure_names_the_file_though_the_call_got_a_descriptor(tmp_path: Path) -> None:
-    growing = disk.File(tmp_path / "file", new=True)
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, growing._fd)
-    os.close(full)
-    with growing, pytest.raises(OSError, match="No space left on device") as caught:
-        growing.write(b"x")
-    assert caught.value.filename == str(tmp_path / "file")
-
-
 # --- directories ------------------------------------------------------------------------------------------
 
 
@@ -113,14 +92,6 @@ def test_make_dirs_makes_all_that_is_missing_and_syncs_each_name(precious: Path,
     for path in (precious / "inside", precious / "inside" / "b"):
         with pytest.raises(OSError, match="inside"):
             disk.make_dirs(path)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (12_345, "12.3 kB"), (999_500, "1 MB"), (999_999_999, "1 GB")],
-)
-def test_a_size_has_three_digits(count: float, text: str) -> None:
-    assert disk.size(count) == text
 
 
 def test_every_change_comes_through_perform(precious: Path, tmp_path: Path) -> None:

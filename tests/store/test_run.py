@@ -133,23 +133,6 @@ def test_reports_are_json_whatever_a_metric_gives(tmp_path: Path) -> None:
     assert row["h"] == "\n\ud800"
 
 
-def test_cut_drops_what_comes_after_a_step_and_what_is_not_whole(tmp_path: Path) -> None:
-    run = RunFiles(tmp_path / "run")
-    for step in (1, 2, 3, 3, 4):
-        run.report({"step": step}, 0.0)
-    with open(run.path / METRICS, "ab") as file:
-        file.write(b'{"step":')
-    assert [row["step"] for row in run.rows_until(3)] == [1, 2, 3, 3]
-    run.drop_later()
-    assert [row["step"] for row in rows_of(run.path)] == [1, 2, 3, 3]
-    run.report({"step": 4}, 0.0)
-    assert [row["step"] for row in rows_of(run.path)] == [1, 2, 3, 3, 4]
-    assert run.rows_until(-1) == []
-    run.drop_later()
-    assert rows_of(run.path) == []
-    run.close()
-
-
 # --- who may use it ---------------------------------------------------------------------------------------
 
 
