@@ -2,14 +2,13 @@
 
 import json
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kit.cli_parts import FILED, answer, headrace, process, refused
+from kit.cli_parts import answer, headrace, process, refused
 from kit.forked import start, take_over
 from kit.torch_workers import run_torchrun
 
@@ -95,14 +94,6 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
     assert answer(capsys, "resume", "r", "--trust", "--epochs", "2")["step"] == 10
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
-    (place / "filed.py").write_text(FILED)
-    assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
-    assert headrace("resume", "r", "--recipe", "filed.py", "--file", "make.py", "--epochs", "3", "--json") == 0
-    assert [json.loads(line)["epoch"] for line in capsys.readouterr().out.splitlines()] == [2, 3]
-
-
 def test_a_parameter_that_is_called_as_an_option_is_the_recipes(place: Path, capsys: Any) -> None:
     assert answer(capsys, "fit", "sines.py:passes", "--epochs", "1", "--run", "r")["epoch"] == 1
     assert json.loads((place / "r/recipe.json").read_text())["arguments"] == {"epochs": 1}
@@ -115,20 +106,6 @@ def test_a_run_of_a_script_is_told_apart_and_goes_on_with_the_recipe_that_is_nam
     assert answer(capsys, "resume", "r", "--recipe", "sines.py:small", "--epochs", "2")["epoch"] == 2
     (place / "r/recipe.json").write_text("recipe: [")
     assert "what r says of its recipe cannot be read" in refused(capsys, "resume", "r", "--trust")
-
-
-def test_arguments_that_json_has_no_values_for_are_those_of_the_run(place: Path, capsys: Any) -> None:
-    """Infinity and a file name of any bytes: the run goes on, and is not taken for another."""
-    (place / "odd.py").write_text(
-        "import headrace as hr\nfrom sines import small\n"
-        "INF = float('inf')\n"
-        "def odd(most: float = INF, file: str = 'a\\udcff') -> hr.Recipe:\n"
-        '    """Trains.\n\n    Args:\n        most: a.\n        file: c.\n    """\n'
-        "    assert (most, file) == (float('inf'), 'a\\udcff')\n    return small()\n"
-    )
-    for epochs in ("1", "2"):
-        assert answer(capsys, "fit", "odd.py", "--epochs", epochs, "--run", "runs/")["run"] == "runs/001"
-    assert answer(capsys, "resume", "runs/001", "--recipe", "odd.py", "--epochs", "3")["epoch"] == 3
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_its_options(place: Path, capsys: Any) -> None:
@@ -199,52 +176,6 @@ def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number:
     assert found.step == whole.step == 15
     expected = whole.tensors["model.safetensors"]
     assert all(torch.equal(value, expected[name]) for name, value in found.tensors["model.safetensors"].items())
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place: Path) -> None:
-    (place / "filed.py").write_text(FILED)
-    how = ["--workers", workers, "--engine", "processes", "--epochs", 2_000] if workers > 1 else []
-    with process(place, "fit", "filed.py", *how, GATE="3") as child:
-        child.until("there")
-        child.send(signal.SIGINT)
-        for _ in range(workers):
-            child.say("go on")
-        assert child.ending() == 130
-        step = "[35]" if workers == 1 else r"\d+"  # several agree on one, long before the last
-        found = re.search(rf"headrace: saved at step {step} in runs/own; run again to go on\n", child.output)
-        assert found, child.output
-        assert child.output.endswith("headrace: interrupted\n")
-
-
-ENDING = """
-import os
-import headrace as hr
-from sines import small
-
-class Last(hr.Callback):
-    def on_fit_end(self, info):
-        print("there", flush=True)
-        os.read(0, 1)
-
-def ending() -> hr.Recipe:
-    \"\"\"Waits for a word at its end.\"\"\"
-    made = small()
-    made.fit = {"epochs": 1, "callbacks": [Last()]}
-    return made
-"""
-
-
-def test_a_training_that_had_reached_its_end_when_it_was_interrupted_is_complete(place: Path) -> None:
-    (place / "ending.py").write_text(ENDING)
-    with process(place, "fit", "ending.py", "--run", "r") as child:
-        child.until("there")
-        child.send(signal.SIGINT)
-        child.say("go on")
-        assert child.ending() == 130
-        complete = "headrace: the training had reached its end, and its run is complete\nheadrace: interrupted\n"
-        assert child.output.endswith(complete)
-        assert "run again" not in child.output
 
 
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:

@@ -2,10 +2,8 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -102,14 +100,6 @@ def test_a_reader_that_has_left_is_no_error_and_ends_no_work(place: Path) -> Non
     with start(print_for_nobody, place / "out", place) as child:
         assert child.ending() == 0
     assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING] * 2
-
-
-def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:
-    before, handler = warnings.formatwarning, signal.getsignal(signal.SIGTERM)
-    for words, status in (("--version", 0), ("fit nowhere.py", 1), ("fit --xyz", 2), ("runs .", 0)):
-        assert headrace(*words.split()) == status
-        assert warnings.formatwarning is before
-    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def test_a_shell_can_complete_commands_and_options(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

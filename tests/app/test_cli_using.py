@@ -247,17 +247,6 @@ def test_what_a_target_holds_is_nothing_to_a_prediction(capsys: Any) -> None:
         refused(capsys, "validate", "runs/flowers", "--trust", "held.csv")
 
 
-def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> None:
-    text = GARDEN.replace('(fields["x"] - 3) / 2}', '(fields["x"] - 3) / 2, "kind": fields["kind"] * 1}')
-    assert text != GARDEN
-    (tmp_path / "reading.py").write_text(text)
-    named = ["--recipe", f"{tmp_path / 'reading.py'}:flowers"]
-    assert len(predicted(capsys, "runs/flowers", "flowers.csv", *named)) == 60
-    pa.csv.write_csv(flowers().drop_columns(["kind"]), "without.csv")
-    said = refused(capsys, "predict", "runs/flowers", "--trust", "without.csv", "--out", "no.csv", *named)
-    assert "scaled failed" in said
-
-
 def test_what_the_model_is_not_given_may_be_missing(capsys: Any) -> None:
     np.savez("pairs.npz", b=np.ones(3, dtype=np.float32), a=np.full(3, 4, dtype=np.float32))
     found = predicted(capsys, "both", "pairs.npz")
@@ -273,16 +262,6 @@ def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: An
     yes = loaded("runs/more/sure", "garden.py:sure").trainer.predict(x).sigmoid()
     assert found["class"].to_pylist() == (yes > 0.5).long().tolist()
     assert np.allclose(found["probability"], torch.maximum(yes, 1 - yes), atol=1e-5)
-
-
-def test_python_does_what_predict_does(capsys: Any) -> None:
-    answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "told.arrow")
-    found = hr.load("runs/flowers", trust=True).predict("flowers.csv", batch_size=7)
-    told = hr.open_table("told.arrow")
-    assert [stream.name for stream in found.streams] == ["output", "class", "probability"]
-    assert found.categories == told.categories == {"class": NAMES}
-    for name in ("output", "class", "probability"):
-        torch.testing.assert_close(found.rows(0, 60)[name], told.rows(0, 60)[name])
 
 
 def test_a_recipe_of_a_run_takes_arrays_and_other_weights(tmp_path: Path) -> None:

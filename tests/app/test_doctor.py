@@ -61,12 +61,6 @@ def advice(facts: Any) -> dict[str, str]:
     return {name: do for name, _, do in facts if do}
 
 
-def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vars(doctor)["system"], "cores", lambda: 2)
-    torch.set_num_threads(3)
-    assert advice(doctor.devices()) == {"threads of torch": "They wait for each other: OMP_NUM_THREADS=2"}
-
-
 def test_a_place_that_cannot_be_written_or_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [*doctor.space(tmp_path / "runs")]
     assert (facts[0][1], advice(facts)) == (str(tmp_path), {})

@@ -5,44 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from kit.forked import start_script
 from torch import nn
 
 import headrace as hr
 from headrace.errors import CheckpointError, ConfigError, DataError, RunError
 
 ROWS = "".join(f"{k % 5},{k % 3},{['red', 'green', ''][k % 3]},{['low', 'high'][k % 2]}\n" for k in range(40))
-TRAIN = """
-import torch, headrace as hr
-from torch import nn
+
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.embed, self.out = nn.Embedding(3, 2), nn.Linear(4, 2)
 
-    def forward(self, x, colour):
+    def forward(self, x: torch.Tensor, colour: torch.Tensor) -> Any:
         return self.out(torch.cat([x, self.embed(colour)], 1))
-
-if __name__ == "__main__":
-    torch.manual_seed(0)
-    columns = {"x": ["a", "b"], "colour": "c", "y": "d"}
-    table = hr.open_table("train.csv", columns=columns, dtypes={"x": "float32"}, nulls={"colour": "none"})
-    net = Net()
-    trainer = hr.Trainer(net, hr.CrossEntropy(), torch.optim.SGD(net.parameters(), 0.1), batch_size=8)
-    trainer.fit(table, epochs=2, run="run", progress=False)
-    torch.save(trainer.predict(table), "expected.pt")
-"""
-USE = """
-import torch, headrace as hr
-from train import Net
-
-made = hr.load("run", Net())
-print(made.step, made.trainer.nulls)
-torch.save(made.predict("new.csv", batch_size=8).rows(0, 40)["output"], "found.pt")  # rounded alike
-named = hr.load("run", hr.Trainer(Net(), hr.CrossEntropy())).predict("new.csv")
-assert set(named.categories["class"]) == {"high", "low"}, named.categories
-"""
 
 
 @pytest.fixture
@@ -51,21 +29,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def python(name: str, program: str) -> str:
-    Path(name).write_text(program)
-    with start_script(Path.cwd() / name) as child:
-        assert child.ending() == 0, child.output
-    return child.output
-
-
-@pytest.mark.slow
-def test_a_script_s_run_predicts_a_file_in_another_process(place: Path) -> None:
+def test_a_run_predicts_a_file_without_the_training_data(place: Path) -> None:
     Path("train.csv").write_text("a,b,c,d\n" + ROWS)
-    python("train.py", TRAIN)
+    columns = {"x": ["a", "b"], "colour": "c", "y": "d"}
+    table = hr.open_table("train.csv", columns=columns, dtypes={"x": "float32"}, nulls={"colour": "none"})
+    net = Net()
+    trainer = hr.Trainer(net, hr.CrossEntropy(), torch.optim.SGD(net.parameters(), 0.1), batch_size=8)
+    trainer.fit(table, epochs=2, run="run", progress=False)
+    expected = trainer.predict(table)
     Path("train.csv").unlink()
     Path("new.csv").write_text("b,c,a\n" + "".join(f"{b},{c},{a}\n" for a, b, c, _ in map(split, ROWS.splitlines())))
-    assert python("use.py", USE).split() == ["10", "{'colour':", "'none'}"]
-    assert torch.equal(torch.load("found.pt"), torch.load("expected.pt"))
+    made = hr.load("run", Net())
+    assert (made.step, made.trainer.nulls) == (10, {"colour": "none"})
+    assert torch.equal(made.predict("new.csv", batch_size=8).rows(0, 40)["output"], expected)  # rounded alike
+    named = hr.load("run", hr.Trainer(Net(), hr.CrossEntropy())).predict("new.csv")
+    assert set(named.categories["class"]) == {"high", "low"}
 
 
 def split(line: str) -> list[str]:
@@ -114,15 +92,3 @@ def test_batches_and_maps_are_no_description_of_a_file(place: Path) -> None:
 
 def doubled(fields: dict[str, Any]) -> dict[str, Any]:
     return {"x": fields["a"] * 2, "y": fields["y"]}
-
-
-@pytest.mark.parametrize("strategy", [hr.Synchronous, hr.Elastic])
-def test_a_run_of_several_workers_knows_its_data_too(strategy: Any, place: Path) -> None:
-    hr.launch(_worker, strategy, workers=2, engine="local")
-    Path("new.csv").write_text("p,q\n1.0,2.0\n")
-    assert len(hr.load("run", nn.Linear(2, 1)).predict("new.csv")) == 1
-
-
-def _worker(strategy: Any) -> None:
-    torch.manual_seed(0)  # the workers' data are the same
-    train((torch.rand(12, 2), torch.rand(12, 1)), strategy=strategy())

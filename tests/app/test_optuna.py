@@ -1,7 +1,6 @@
 """Optuna prunes what promises little; the run stays whole, and an interrupted trial goes on without a double report."""
 
 import importlib
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import optuna
 import pytest
 import torch
 from optuna.trial import TrialState
-from torch import Tensor, nn
+from torch import nn
 
 import headrace as hr
 from headrace.optuna import Pruning
@@ -118,29 +117,6 @@ def test_an_interrupted_trial_goes_on_and_reports_nothing_twice(tmp_path: Path) 
     assert len(values) == EPOCHS
 
 
-class Diverges(nn.Module):
-    """Its outputs are no numbers while it is validated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x) if self.training else self.layer(x) * math.nan
-
-
-def test_what_is_no_number_is_pruned_by_the_median() -> None:
-    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    first = study.ask()
-    fit(make(), Pruning(first))
-    study.tell(first, 0.5)
-    model = Diverges()
-    bad = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-    with pytest.raises(optuna.TrialPruned):
-        fit(bad, Pruning(study.ask()))
-    assert len(bad.history) == 1
-
-
 def test_every_measurement_is_a_step_and_those_that_a_retried_trial_inherits_are_not_repeated() -> None:
     trial = asked(NEVER)
     for step in (1, 2):
@@ -164,15 +140,6 @@ class Gap:
         return 0.5
 
     def reset(self) -> None: ...
-
-
-@pytest.mark.parametrize("name", ["gap", "f1", "f1_gap"])
-def test_the_metric_tells_what_the_study_has_to_want(name: str) -> None:
-    fit(make(metrics={name: Gap()}), Pruning(trial := asked(NEVER), f"val/{name}"), epochs=2)
-    assert trial.study.trials[0].intermediate_values == {1: 0.5, 2: 0.5}
-    with pytest.raises(hr.ConfigError, match=f"'val/{name}' is to be small, and the study is to maximize"):
-        fit(make(metrics={name: Gap()}), Pruning(asked(NEVER, direction="maximize"), f"val/{name}"))
-    fit(make(metrics={name: Gap()}), Pruning(asked(NEVER, direction="maximize"), f"val/{name}", mode="max"), epochs=1)
 
 
 def test_a_number_of_ones_own_is_reported_and_if_it_never_comes_it_is_told() -> None:

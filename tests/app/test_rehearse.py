@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from kit.cli_parts import headrace, refused
 
 import headrace as hr
@@ -110,16 +109,6 @@ def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_ke
 
 
 @pytest.mark.slow
-def test_the_table_has_a_line_for_each_strategy(capsys: Any) -> None:
-    names = ["synchronous", "periodic:every=2 steps", "elastic:alpha=0.5,take_center=True"]
-    options = [word for name in names for word in ("--strategy", name)]
-    assert rehearsed("--workers", "4", "--bandwidth", "1 Mbit", "--every", "160 samples", *options) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["strategy", "train/loss", "val/loss"]
-    assert [line.startswith(name) for line, name in zip(lines[1:4], names, strict=True)] == [True] * 3
-
-
-@pytest.mark.slow
 def test_what_came_before_a_strategy_that_fails_is_told(capsys: Any) -> None:
     both = ["--workers", "4", "--strategy", "periodic", "--strategy", "synchronous"]
     assert headrace("rehearse", "recipe.py:picky", *both) == 1
@@ -164,17 +153,6 @@ def test_a_strategy_is_said_by_name_and_options(text: str, found: dict[str, Any]
     strategy = parse_strategy(text)
     given = {key: getattr(strategy, key) for key in found}
     assert {key: str(value) if isinstance(value, hr.Length) else value for key, value in given.items()} == found
-
-
-def test_a_trainer_follows_another_strategy_as_if_it_had_been_made_with_it() -> None:
-    model = torch.nn.Linear(2, 1)
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1))
-    made = hr.Trainer(model, hr.MSE(), trainer.optimizer, strategy=hr.DiLoCo("3 steps"))
-    assert trainer.resume_settings != made.resume_settings
-    set_strategy(trainer, hr.DiLoCo("3 steps"))
-    assert trainer.resume_settings == made.resume_settings
-    with pytest.raises(ConfigError, match="takes a Strategy"):
-        set_strategy(trainer, "diloco")  # type: ignore[arg-type]
 
 
 WRONG = [

@@ -26,10 +26,7 @@ def trainer() -> hr.Trainer:
 DATA = torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
 USES: dict[str, Use] = {
     "fit": lambda run: trainer().fit(DATA, epochs=1, run=run, progress=False),
-    "resume": lambda run: trainer().fit(DATA, epochs=1, run=hr.Run(run, resume="must"), progress=False),
-    "steps": lambda run: [*trainer().steps(DATA, epochs=1, run=run)],
     "two workers": lambda run: hr.launch(train, str(run), workers=2),
-    "load": lambda run: hr.load(run, trust=True),
     "load with a model": lambda run: hr.load(run, nn.Linear(2, 2)),
     "load_weights": lambda run: hr.load_weights(nn.Linear(2, 2), run),
     "report": lambda run: write(Path(run)),
@@ -48,7 +45,7 @@ def url(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [use for use in USES if use != "load"])
+@pytest.mark.parametrize("use", USES)
 def test_a_url_is_a_run_wherever_one_is_named(use: str, url: str, in_tmp_path: Path) -> None:
     train(url)
     before = set(os.listdir())

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.forked import start, tell
 from torch import Tensor, nn
 
 import headrace as hr
@@ -48,31 +47,6 @@ class Narrow(nn.Module):
         return self.layers(x)
 
 
-def search(jobs: int) -> Any:
-    from sklearn.model_selection import GridSearchCV
-
-    grid = {"hidden": [(4,), (8, 8)], "lr": [1e-3, 2e-2]}
-    return GridSearchCV(small(epochs=3), grid, cv=2, n_jobs=jobs).fit(X, Y)
-
-
-def search_in_two_processes() -> None:
-    import joblib
-
-    one = search(jobs=1)
-    with joblib.parallel_config(backend="multiprocessing"):  # forks: nothing is imported once more
-        two = search(jobs=2)
-    for found in (one, two):
-        tell(f"{found.best_params_} {found.cv_results_['mean_test_score'].tolist()}")
-
-
-@pytest.mark.slow
-def test_a_search_in_two_processes_finds_what_one_finds(tmp_path: Path) -> None:
-    with start(search_in_two_processes, tmp_path) as child:
-        assert child.ending() == 0, child.output
-    one, two = child.told
-    assert one == two
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e)), "joblib"])
 def test_a_fitted_one_can_be_copied_and_sent(copied: Any, tmp_path: Path) -> None:
     fitted = small(Narrow, validation=0.2, patience=3, metrics=["accuracy"]).fit(X, Y)
@@ -102,15 +76,6 @@ def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module:
     assert torch.equal(after, torch.rand(3)), "the global generator is as it was"
     np.testing.assert_array_equal(fitted.predict_proba(X), again.predict_proba(X))
     assert (fitted.predict_proba(X) != other.predict_proba(X)).any()
-
-
-def test_two_classes_have_one_score() -> None:
-    fitted = small().fit(X, Y > 0)
-    scores, shares = fitted.decision_function(X), fitted.predict_proba(X)
-    assert scores.shape == (120,)
-    np.testing.assert_allclose(shares.sum(axis=1), 1)
-    np.testing.assert_array_equal(fitted.predict(X), scores > 0)
-    np.testing.assert_allclose(shares[:, 1], 1 / (1 + np.exp(-scores)))
 
 
 @pytest.mark.slow
@@ -183,13 +148,6 @@ def test_a_run_wants_a_number_to_draw_by(random_state: Any, tmp_path: Path) -> N
     with pytest.raises(hr.errors.ConfigError, match="random_state="):
         small(random_state=random_state, run=tmp_path / "run").fit(X, Y)
     assert not list(tmp_path.iterdir())
-
-
-def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
-    small(epochs=1, verbose=1).fit(X, Y)
-    assert "epoch 1" in capsys.readouterr().err
-    small(epochs=1).fit(X, Y)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

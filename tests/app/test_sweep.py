@@ -100,14 +100,6 @@ def test_runs_of_a_recipe_with_its_own_epochs_go_on_to_more_of_them(place: Path,
     assert {path.name for path in (place / "s").iterdir()} == {"epochs=1", "epochs=2"}
 
 
-def test_a_recipe_that_has_changed_is_asked_again(place: Path, capsys: Any) -> None:
-    assert headrace(*GRID) == 0
-    recipe = place / "sines.py"
-    recipe.write_text(recipe.read_text().replace('"epochs": 2', '"epochs": 3'))
-    assert headrace(*GRID) == 0
-    assert {rows(path)[-1]["epoch"] for path in (place / "r").iterdir()} == {3}
-
-
 @pytest.mark.parametrize("step", [7, *nightly(1)])
 def test_a_sweep_that_is_killed_goes_on_where_it_stopped(
     step: int, place: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch

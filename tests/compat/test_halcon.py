@@ -285,20 +285,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(call: Callable[[Any], Any], sai
         call(flat())
 
 
-def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"image_width": np.int64(8), "image_height": np.int64(8), "image_num_channels": 1}
-    model = ha.create_dl_model("classification", np.array([1, 2]), runtime="cpu", **sizes)
-    ha.set_dl_model_param(model, "batch_size", np.int32(4))
-    ha.set_dl_model_param(model, "learning_rate", np.float32(0.5))
-    ha.set_dl_model_param(model, "class_weights", np.array([1.0, 3.0]))
-    ha.write_dl_model(model, tmp_path / "model.hdl")
-    again = ha.read_dl_model(tmp_path / "model.hdl")
-    found = [
-        ha.get_dl_model_param(again, name) for name in ("batch_size", "learning_rate", "class_weights", "class_ids")
-    ]
-    assert found == [4, 0.5, [1.0, 3.0], [1, 2]]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 def test_a_parameter_that_is_refused_leaves_the_model_as_it_was() -> None:
     model, twin, samples = flat(batch_size=3, learning_rate=0.1), flat(batch_size=3, learning_rate=0.1), images_of(3)

@@ -1,7 +1,6 @@
 """Update rules, schedules and clipping, each against numbers computed by hand."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -224,27 +223,6 @@ def test_a_time_constant_is_a_momentum_of_a_sample() -> None:
     assert C.momentum_as_time_constant_schedule(2500)[0] == math.exp(-1 / 2500)
     found = C.momentum_as_time_constant_schedule([980, 520])
     assert [found[0], found[1]] == [math.exp(-1 / 980), math.exp(-1 / 520)]
-
-
-def test_units_may_be_words_and_others_are_refused() -> None:
-    assert C.training_parameter_schedule(0.01, unit="sample").minibatch_size == 1
-    for unit in ("not_supported", 5):
-        with pytest.raises(ValueError, match="is not a valid UnitType"):
-            C.training_parameter_schedule(0.01, unit=unit)
-    with pytest.raises(ValueError, match="must be either a float or a list"):
-        C.learning_parameter_schedule("fast")
-
-
-def test_an_epoch_size_beside_a_number_is_warned_of_once() -> None:
-    for make in (
-        lambda: C.momentum_as_time_constant_schedule(1100, epoch_size=1000),
-        lambda: C.training_parameter_schedule(0.01, UnitType.sample, epoch_size=1000),
-    ):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            make()  # type: ignore[no-untyped-call]
-        assert [w.category for w in told] == [RuntimeWarning]
-        assert "epoch_size" in str(told[0].message)
 
 
 def test_the_rate_at_hand_follows_the_samples_and_may_be_reset() -> None:

@@ -1,13 +1,9 @@
 """The names of CNTK 2.7 are there: what is not offered says so when it is called."""
 
 import inspect
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from kit.imports import imported_after
 
 import headrace.compat.cntk as C
 
@@ -42,23 +38,6 @@ def starred(module: str) -> dict[str, Any]:
 def test_a_star_imports_every_name(module: str) -> None:
     found = starred(module)
     assert [name for name in NAMES[module].split() if "Not offered" in (found[name].__doc__ or "")] == []
-
-
-MODULES = [name.removeprefix(f"{C.__name__}.") for name in sorted(sys.modules) if name.startswith(f"{C.__name__}.")]
-
-
-@pytest.mark.parametrize("module", ["", *(each for each in MODULES if each != "_native")])
-def test_a_star_imports_nothing_of_libraries(module: str) -> None:
-    found = {name: value for name, value in starred(module).items() if name != "__builtins__"}
-    foreign = [name for name, value in found.items() if not of_dialect(value)]
-    assert foreign == []
-
-
-def of_dialect(value: Any) -> bool:
-    """Whether a value, or its type, was made in the dialect, or is a plain one."""
-    made = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    plain = isinstance(value, int | str | float)
-    return plain or any(str(each).startswith(C.__name__) for each in (made, type(value).__module__))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +89,3 @@ def test_what_is_not_offered_says_so_when_it_is_called_and_not_before() -> None:
 
     with pytest.raises(AttributeError, match="no attribute '__nothing__'"):
         _ = C.__nothing__
-
-
-def test_importing_the_dialect_imports_nothing_heavy(tmp_path: Path) -> None:
-    heavy = {"scipy", "pandas", "tensorboard", "matplotlib"}
-    assert not heavy & (imported_after("import headrace.compat.cntk", tmp_path) - imported_after("", tmp_path))

@@ -103,17 +103,6 @@ def test_a_minibatch_without_the_stream_that_is_asked_for_is_refused() -> None:
         a_training(source)
 
 
-class Forgetful(Sentences):
-    """Does not call the constructor of its base."""
-
-    def __init__(self) -> None:
-        self.__dict__.update({name: value for name, value in vars(Sentences()).items() if name != "streams"})
-
-
-def test_a_source_that_does_not_call_the_constructor_of_its_base_has_its_streams() -> None:
-    assert a_training(Forgetful(), max_samples=4)[0].total_number_of_samples_seen == 4
-
-
 @pytest.mark.parametrize(
     ("second", "said"),
     [

@@ -120,14 +120,6 @@ def test_a_limit_that_cuts_a_minibatch_short_ends_no_sweep(make: Make, limit: in
     assert not source.next_minibatch(1)
 
 
-def test_a_large_minibatch_holds_many_sweeps(make: Make) -> None:
-    source = make(UNEVEN.replace("\n1 ", "\n0 "), randomize=False)
-    batch = source.next_minibatch(1000)
-    assert batch[source["features"]].num_samples == 994
-    assert batch[source["labels"]].num_samples == 5 * 142
-    assert batch[source["features"]].num_sequences == 142
-
-
 def test_one_sweep_may_be_said_in_four_ways(make: Make) -> None:
     ways = [
         {"max_sweeps": 1},
