@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from kit.sockets import LOOPBACK, listening
 from kit.torch_workers import fork_workers
 from torch import nn
 
-from headrace.engines import processes
 from headrace.engines.job import Job
 from headrace.engines.launch import launch
 from headrace.engines.processes import run
 from headrace.errors import WorkerError
 from headrace.workers.here import here
-from headrace.workers.wire import pack
 
 
 def looks_around(model: nn.Linear, word: str) -> dict[str, Any]:
@@ -94,13 +91,6 @@ def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path:
 def test_workers_that_no_test_has_prepared_are_called_just_so() -> None:
     """Each is an interpreter of its own, which imports what it needs; all other tests fork them."""
     are_called(2)
-
-
-def test_what_comes_back_is_what_was_returned() -> None:
-    weights = pack([{"w": torch.ones(2)}, {}]).numpy().tobytes()
-    result = vars(processes)["unpack"]((pickle.dumps({1, 2}), weights))
-    assert result.value == {1, 2}
-    assert result.weights[0]["w"].tolist() == [1, 1]
 
 
 @pytest.mark.slow

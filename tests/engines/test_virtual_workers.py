@@ -2,8 +2,6 @@
 
 import random
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor
 from headrace.engines.launch import launch
 from headrace.engines.local import SimComm
 from headrace.engines.network import Network
-from headrace.errors import ConfigError, HeadraceError, WorkerError
+from headrace.errors import WorkerError
 from headrace.workers.center import Center, HostWeights, Leases
 from headrace.workers.comm import Comm
 from headrace.workers.connection import CenterClient
@@ -77,45 +75,6 @@ def test_sums_and_maxima_are_the_same_bits_on_all_workers_in_the_order_of_worker
         assert torch.equal(most, torch.stack(parts).amax(0))
 
 
-def test_values_go_where_they_are_sent_as_copies() -> None:
-    def talk(comm: SimComm) -> list[Any]:
-        k = comm.shard.index
-        vector = torch.full((3,), float(k))
-        comm.broadcast(vector)
-        own: dict[str, Any] = {"k": k, "t": torch.tensor([k])}
-        gathered = comm.gather(own)
-        shared: Any = comm.share({"from": k, "t": torch.zeros(1)})
-        shared["t"] += k + 1  # nobody else's
-        part = comm.hand_out([[10 * j, torch.tensor([j])] for j in range(comm.count)] if comm.leader else None)
-        everything = comm.all_gather((k, float("inf")))
-        own["t"] += 100
-        return [vector, [g["t"].item() for g in gathered] if gathered else gathered, shared, part, everything]
-
-    for k, (vector, gathered, shared, part, everything) in enumerate(on_all(talk, 3)):
-        assert vector.tolist() == [0.0, 0.0, 0.0]
-        assert gathered == ([0, 1, 2] if k == 0 else None)
-        assert (shared["from"], shared["t"].item()) == (0, k + 1)
-        assert (part[0], part[1].item()) == (10 * k, k)
-        assert everything == [(j, float("inf")) for j in range(3)]
-
-
-def test_workers_run_one_at_a_time_with_the_callers_number_of_threads() -> None:
-    running: list[int] = []
-
-    def count(comm: SimComm) -> tuple[int, int]:
-        most = 0
-        for _ in range(20):
-            running.append(comm.shard.index)
-            time.sleep(0.0005)  # gives any other thread the chance
-            most = max(most, len(running))
-            running.clear()
-            comm.all_reduce(torch.ones(1))
-        return most, torch.get_num_threads()
-
-    torch.set_num_threads(2)
-    assert on_all(count, 4) == [(1, 2)] * 4
-
-
 # --- random states ----------------------------------------------------------------------------------------
 
 
@@ -142,41 +101,6 @@ def test_a_worker_draws_what_its_number_says_whatever_the_others_draw(monkeypatc
     assert on_all(run, 4) != uneven, "the negative control"
 
 
-@pytest.mark.parametrize("kind", ["state set", "seeded", "own generator", "leftover normal", "restored"])
-def test_whatever_a_worker_does_to_its_generators_is_its_own(kind: str) -> None:
-    def odd(comm: SimComm) -> list[float]:
-        found = []
-        for step in range(4):
-            if comm.shard.index == 1:
-                if kind == "state set":
-                    np.random.set_state(np.random.RandomState(step).get_state())
-                    random.setstate(random.Random(step).getstate())
-                elif kind == "seeded":
-                    np.random.seed(step)
-                    random.seed(step)
-                    torch.manual_seed(step)
-                elif kind == "own generator":
-                    np.random.set_bit_generator(np.random.PCG64(step))  # type: ignore[attr-defined]
-                elif kind == "leftover normal":
-                    found += [float(np.random.randn()), random.gauss(0, 1)]
-                else:
-                    kept = np.random.get_state(), random.getstate()
-                    draws()
-                    np.random.set_state(kept[0])
-                    random.setstate(kept[1])
-            comm.all_reduce(torch.ones(1))
-            found += draws()[:4]
-        return found
-
-    plain = on_all(lambda comm: [draws()[:4] for _ in range(4)], 3)
-    found = on_all(odd, 3)
-    assert found == on_all(odd, 3)
-    for k in (0, 2):
-        assert found[k] == [number for row in plain[k] for number in row]
-    if kind in ("state set", "seeded"):
-        assert found[1][1:3] == [float(np.random.RandomState(0).rand()), random.Random(0).random()]
-
-
 def test_the_callers_generators_are_as_before() -> None:
     def seeded() -> None:
         torch.manual_seed(5)
@@ -193,31 +117,6 @@ def test_the_callers_generators_are_as_before() -> None:
     with pytest.raises(WorkerError):
         launch(lambda: None if draws() and me().leader else me().all_reduce(torch.ones(1)), workers=2)
     assert [*found, draws()] == expected
-
-
-def test_settings_for_a_while_do_not_leak_to_others_or_out() -> None:
-    def work(comm: SimComm) -> list[Any]:
-        found: list[Any] = []
-        torch.use_deterministic_algorithms(False)  # imports what adds filters of its own
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if comm.shard.index else "error")
-            torch.use_deterministic_algorithms(comm.shard.index == 1)
-            torch.set_default_dtype([torch.float32, torch.float64, torch.float16][comm.shard.index])
-            for _ in range(3):
-                comm.all_reduce(torch.ones(1, dtype=torch.float32))
-                deterministic = torch.are_deterministic_algorithms_enabled()
-                found += [str(torch.get_default_dtype()), deterministic, warnings.filters[0][0]]
-        return found
-
-    filters = warnings.filters
-    assert on_all(work, 3) == [
-        ["torch.float32", False, "error"] * 3,
-        ["torch.float64", True, "ignore"] * 3,
-        ["torch.float16", False, "ignore"] * 3,
-    ]
-    assert warnings.filters is filters
-    assert torch.get_default_dtype() == torch.float32
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 # --- virtual time -----------------------------------------------------------------------------------------
@@ -370,23 +269,6 @@ def test_the_first_error_of_any_worker_ends_all_and_is_the_callers(who: int, err
         assert all(f"worker {who} ended by {type(error).__name__}" in str(each) for each in met)
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_an_error_that_was_reported_comes_before_what_follows_from_it_unless_it_ended_nobody(ends: bool) -> None:
-    def main() -> None:
-        cause = BoomError("the cause")
-        if me().shard.index == 1:
-            me().report_error(cause)
-            me().report_error(GeneratorExit())
-        me().all_reduce(torch.ones(1))
-        if me().leader:
-            raise WorkerError("somebody failed") if ends else ValueError("another cause")  # it gets here first
-        me().all_reduce(torch.ones(1))
-        raise cause
-
-    with pytest.raises(BoomError if ends else ValueError, match="cause"):
-        launch(main, workers=3)
-
-
 def waits(comm: SimComm) -> None:
     comm.at(17, "validating")
     if comm.shard.index:
@@ -459,10 +341,3 @@ def test_a_worker_that_computes_for_ever_is_given_up() -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert done == [True]
-
-
-def test_what_cannot_be_sent_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one value for each of the 3 workers, got 2"):
-        launch(lambda: me().hand_out([1, 2]), workers=3)
-    with pytest.raises(HeadraceError, match="object"):
-        launch(lambda: me().gather(object()), workers=2)

@@ -1,8 +1,6 @@
 """A history says which row is the best, and shows itself as a frame, as a figure and as a table in a notebook."""
 
 import math
-import pickle
-import subprocess
 import sys
 from typing import Any
 from xml.etree import ElementTree
@@ -14,9 +12,8 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.store.document import read_row
-from headrace.watch.charts import axis_of, panels, thin
-from headrace.watch.history import heads
-from headrace.watch.rows import by_step, column, written
+from headrace.watch.charts import thin
+from headrace.watch.rows import by_step
 
 NAN = math.nan
 
@@ -160,27 +157,6 @@ def test_anything_that_a_row_may_hold_can_be_shown(rows: list[dict[str, Any]]) -
     assert "<table" in found._repr_html_()
 
 
-@pytest.mark.slow
-def test_a_figure_needs_no_display_and_leaves_pyplot_alone() -> None:
-    code = """
-import io, os, sys
-import headrace as hr
-os.environ.pop("DISPLAY", None)
-found = hr.History()
-found.rows = [{"epoch": k, "step": k, "train/loss": 1 / k} for k in range(1, 5)]
-found.plot().savefig(io.BytesIO())
-assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=400)
-
-
-@pytest.mark.slow
-def test_a_figure_shows_itself_in_a_notebook_also_as_a_copy() -> None:
-    figure: Any = losses(3.0, 1.0, 2.0).plot()
-    for shown in (figure, pickle.loads(pickle.dumps(figure))):
-        assert shown._repr_png_().startswith(b"\x89PNG")
-
-
 # --- as a table ------------------------------------------------------------------------------------------
 
 
@@ -232,28 +208,6 @@ def test_rows_of_one_step_are_joined_and_the_first_word_counts() -> None:
     assert rows[1] == {"step": 2, "a": 2, "rate": 0.1}, "what was given stays as it was"
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    found = history({"val/loss": np.float32(2.0)}, {"val/loss": np.float32(1.0)})
-    assert found.best["step"] == 20
-    assert np.asarray(found.plot("val/loss").axes[0].get_lines()[0].get_ydata()).tolist() == [2.0, 1.0]
-
-
-def test_the_only_term_of_a_loss_has_no_panel_of_its_own() -> None:
-    alone = [{"epoch": 1, "train/loss": 1.0, "train/loss/ce": 1.0}]
-    assert [panel.name for panel in panels(alone)] == ["loss"]
-    assert heads(alone) == ["epoch", "train/loss"], "and no column"
-    scaled = [{"epoch": 1, "train/loss": 1.0, "train/loss/ce": 2.0}]
-    assert [panel.name for panel in panels(scaled)] == ["loss", "loss/ce"]
-
-
-def test_what_callbacks_log_has_a_panel_of_its_own_and_rates_share_one() -> None:
-    rows = [{"epoch": 1, "rate": 0.1, "rate/head": 0.2, "time/epoch_s": 1.0, "time/rows_per_s": 9000.0}]
-    found = [(panel.title, len(panel.keys)) for panel in panels(rows)]
-    assert found == [("learning rate", 2), ("time/epoch_s", 1), ("time/rows_per_s", 1)]
-    assert axis_of([{"epoch": 1, "step": 5}, {"epoch": 2, "step": 9}]) == "epoch"
-    assert axis_of([{"epoch": 0, "step": 5}, {"epoch": 0, "step": 9}]) == "step"
-
-
 def test_a_line_of_the_metrics_is_read_as_it_was_written() -> None:
     assert read_row(b'{"step":3,"train/loss":"NaN","c":[[1,"Infinity"]],"t":"text"}\n') == {
         "step": 3,
@@ -263,10 +217,3 @@ def test_a_line_of_the_metrics_is_read_as_it_was_written() -> None:
     }
     for bad in (b'{"step":3}', b'{"step":', b"[1]\n", b'{"epoch":1}\n', b"\xff\n", b"[" * 100_000 + b"\n"):
         assert read_row(bad) is None
-
-
-def test_numbers_of_a_column_have_their_points_below_each_other() -> None:
-    assert column([1.23456789, 0.5, 123.4, None, NAN, 1e-9]) == ["1.23", "0.50", "123.40", "", "NaN", "1e−09"]
-    assert column([1, 20, 3000]) == ["1", "20", "3,000"]
-    assert written(1234567) == "1,234,567"
-    assert written(-0.00001234) == "−1.234e−05"

@@ -3,12 +3,10 @@
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.tracked import At, fail, train
 
-import headrace as hr
 from headrace.watch.files import LogFile
 
 
@@ -49,40 +47,6 @@ def test_warnings_are_in_the_log_and_seen_by_everybody_else(tmp_path: Path) -> N
         )
     assert warnings.showwarning is before
     assert lines(tmp_path / "log").count(r"warning: beware\nof \x1b") == 1
-
-
-def test_warnings_that_nobody_sees_are_not_in_the_log(tmp_path: Path) -> None:
-    def hidden(info: hr.Info) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.warn("hidden", stacklevel=1)
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            warnings.warn("recorded", stacklevel=1)
-
-    train(LogFile(tmp_path / "log"), At(2, hidden))
-    assert not [line for line in lines(tmp_path / "log") if "warning" in line]
-
-
-def test_somebody_who_replaces_the_way_of_warnings_in_between_keeps_it(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    def replace(info: hr.Info) -> None:
-        below = warnings.showwarning
-
-        def above(*args: Any) -> None:
-            seen.append(str(args[0]))
-            below(*args)
-
-        warnings.showwarning = above  # type: ignore[assignment]
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(LogFile(tmp_path / "log"), At(2, replace))
-        warnings.warn("afterwards", stacklevel=1)
-    assert seen == ["afterwards"]
-    assert [str(warning.message) for warning in caught] == ["afterwards"]
-    assert "afterwards" not in (tmp_path / "log").read_text()
 
 
 def test_a_log_that_cannot_be_written_any_more_is_no_reason_to_stop(tmp_path: Path) -> None:

@@ -181,25 +181,6 @@ def test_what_goes_to_a_file_is_not_sent_to_the_terminal(user: pytest.MonkeyPatc
     assert "long" * 50 in err.getvalue(), "lines are not broken, so that they can be copied"
 
 
-def test_a_callback_that_fails_last_of_all_leaves_the_terminal_in_order(user: pytest.MonkeyPatch) -> None:
-    class Fails(hr.Callback):
-        def on_step_end(self, info: hr.Info) -> None:
-            if info.step == 5:
-                assert sys.stdout is not file, "prints go above the bar, or this test could not fail"
-                raise ZeroDivisionError
-
-        def on_error(self, info: hr.Info, error: BaseException) -> None:
-            raise RuntimeError("no")
-
-    file = Terminal()
-    user.setattr(sys, "stdout", file)
-    user.setattr(sys, "stderr", file)
-    with pytest.raises(ZeroDivisionError):
-        make().fit((X, Y), epochs=1, callbacks=[Fails()])
-    assert sys.stdout is sys.stderr is file
-    assert not any("━" in line for line in screen(file.getvalue(), 80))
-
-
 class Clock:
     """Time that goes on by the step."""
 

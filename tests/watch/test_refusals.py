@@ -17,28 +17,21 @@ from headrace.watch.trackers import MLflow, WandB
 
 X, Y = small.data()
 VAL = {"x": X, "y": Y}
-NAN = float("nan")
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.Callback, r"callbacks= takes Callback objects, got a Callback\. Pass an instance"),
     # averages
     (lambda: hr.EMA(1.1), "decay= is a number from 0 to 1, got 1.1"),
-    (lambda: hr.EMA(-0.1), "got -0.1"),
     (lambda: hr.EMA(every="1 min"), "minutes differ"),
     (lambda: hr.EMA(like="lightning"), "'torch', or left out; got 'lightning'"),
-    (lambda: hr.EMA(after="1 min"), "minutes differ"),
     (lambda: [hr.EMA(), hr.EMA(1)], "EMA and EMA; there can be one average"),
     # the best model, and the end
     (lambda: hr.EarlyStopping(patience=0), "patience="),
-    (lambda: hr.EarlyStopping(patience=True), "patience="),
     (lambda: hr.EarlyStopping(patience=1.5), "patience="),  # type: ignore[arg-type]
     (lambda: hr.EarlyStopping(min_delta=-1.0), "min_delta="),
-    (lambda: hr.EarlyStopping(min_delta=NAN), "min_delta="),
     (lambda: hr.EarlyStopping(mode="best"), "mode="),
     (lambda: hr.BestModel(k=0), "k="),
     (lambda: hr.EarlyStopping("val/acc"), r"not measured\. Did you mean 'val/accuracy'\? There are: train/loss, "),
-    (lambda: hr.EarlyStopping("val_accuracy"), r"not measured\. Did you mean 'val/accuracy'\?"),
-    (lambda: hr.EarlyStopping("train.loss"), r"not measured\. Did you mean 'train/loss'\?"),
     (lambda: hr.EarlyStopping("accuracy"), r"not measured\. Did you mean 'train/accuracy' or 'val/accuracy'\?"),
     (lambda: hr.EarlyStopping("test_loss"), "the test data are scored once"),
     (lambda: hr.EarlyStopping("val/loss/l2"), "'val/loss/l2', which is not measured"),
@@ -55,7 +48,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.Timer("z"), "unknown stream 'z'"),
     (lambda: hr.Timer(flops=6), "of 'cpu' are not known. Pass them: peak=312e12"),
     (lambda: hr.Timer(flops=-1), r"above 0, as 6 \* parameters; got -1"),
-    (lambda: hr.Timer(flops=6, peak=0), "above 0; got 0"),
     (lambda: hr.Lambda(on_epoch_ends=print), "on_epoch_end"),
     (lambda: hr.Lambda(on_epoch_end=3), "on_epoch_end= is a function, got a int"),  # type: ignore[arg-type]
     (lambda: hr.Progress("bars"), r"Progress: unknown style 'bars'\. Did you mean 'bar'\?"),
@@ -67,7 +59,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.TensorBoard(), r"this training has none.*TensorBoard\('tb'\)"),
     (lambda: LogFile(7), "LogFile takes the path"),  # type: ignore[arg-type]
     (lambda: hr.TensorBoard(""), "TensorBoard takes the path"),
-    (lambda: LogFile("folder"), "LogFile cannot write to .*folder: .*or name another path"),
     (lambda: LogFile("file/below"), "LogFile cannot write to .*below: .*or name another path"),
     (lambda: hr.TensorBoard("file"), "TensorBoard cannot write to .*file: .*or name another path"),
     (lambda: MLflow(params=["width"]), r"MLflow\(params=\) takes a dict"),  # type: ignore[arg-type]

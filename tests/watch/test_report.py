@@ -1,7 +1,6 @@
 """A report says what is in a run, whole or cut short, and is one page that needs nothing else."""
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -21,7 +20,6 @@ import headrace as hr
 from headrace.store import disk
 from headrace.watch.charts import panels
 from headrace.watch.report import write
-from headrace.watch.report.page import throughput
 from headrace.watch.report.read import read
 from headrace.watch.report.scores import scores
 from headrace.watch.report.svg import chart
@@ -169,14 +167,6 @@ def test_a_run_that_a_trainer_holds_is_running(tmp_path: Path) -> None:
     assert read(path).status[0] == "finished"
 
 
-def test_how_fast_it_went_is_from_report_to_report() -> None:
-    def row(samples: int, minutes: float) -> dict[str, Any]:
-        return {"samples": samples, "minutes": minutes}
-
-    reports = [row(600, 0.1), row(1200, 0.3), row(1200, 0.4), {"samples": 5}, row(1800, 0.4), row(2400, math.nan)]
-    assert throughput(reports) == pytest.approx({0: 100.0, 1: 50.0})
-
-
 def test_a_report_that_is_shared_names_no_host_and_no_place(tmp_path: Path) -> None:
     log = logged("warning: on somewhere, /home/ann/data set.csv and ~/x/y.npz have nulls")
     run = runs.make(tmp_path / "secret place" / "first", runs.rows(3), log=log + runs.ENDED)
@@ -209,21 +199,6 @@ def test_the_numbers_of_classes_are_those_of_scikit_learn() -> None:
     assert found.matrix == matrix
     assert found.accuracy == pytest.approx(accuracy_score(target, answer))
     assert found.mistakes[0][2] == max(n for i, line in enumerate(matrix) for j, n in enumerate(line) if i != j)
-
-
-def test_the_classes_are_those_of_the_last_confusion_matrix(tmp_path: Path) -> None:
-    found = scores([{"epoch": k, "step": k, "samples": k, "val/confusion": [[k, 2], [3, 4]]} for k in (1, 9)])
-    assert found is not None
-    assert (found.of, found.matrix) == ("val", [[9, 2], [3, 4]])
-    assert scores([{"val/confusion": [[0.5, 0.5], [0, 1]]}]) is None, "shares are no counts"
-
-
-@pytest.mark.slow
-def test_many_classes_are_told_by_their_mistakes(tmp_path: Path) -> None:
-    found = page(runs.make(tmp_path / "run", runs.classified(2000)))
-    assert "Confusion" not in found.text
-    assert "Most frequent mistakes" in found.text
-    assert "all 2,000 classes" in found.text
 
 
 # --- what is missing -------------------------------------------------------------------------------------
@@ -366,16 +341,3 @@ def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", 1.0)
     places = [float(place) for _, path in drawn.paths for place in re.findall(r"[^MLHVhz ]+", path)]
     assert all(0 <= place <= 1000 for place in places)
-
-
-@pytest.mark.parametrize(
-    "values", [[500.0, 500.0 + 1e-10, 500.0], [0.0, 0.0], [1e-5, 2e-5, 3e-5], [7e6, 9e6], [2e-3, 90.0]]
-)
-def test_the_numbers_at_an_axis_differ(values: list[float]) -> None:
-    reports = [{"epoch": k, "step": k, "train/loss": value} for k, value in enumerate(values, 1)]
-    (panel,) = panels(reports)
-    drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", None)
-    for numbers in (drawn.xs, drawn.ys):
-        texts = [text for _, text in numbers]
-        assert len(texts) == len(set(texts)) >= 2
-    assert all("." not in text for _, text in drawn.xs), "epochs are counted"

@@ -3,15 +3,11 @@
 import html
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from kit import report_runs as runs
-from kit.browser import DARK, browse, chromium, dom, shoot
+from kit.browser import DARK, chromium, dom, shoot
 from PIL import Image
 
 from headrace.watch.report import write
@@ -102,52 +98,6 @@ def test_what_is_too_wide_would_be_seen(report: Path, tmp_path: Path) -> None:
     found = re.search(r'"wide":(\d+)', on_a_phone(wide, tmp_path / "phone.html"))
     assert found is not None
     assert int(found[1]) > PHONE
-
-
-@contextmanager
-def serving(page: bytes) -> Iterator[tuple[int, list[str]]]:
-    """A server that gives this page to whoever asks for anything; its port, and who has asked for what."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(f"{self.headers['Host']}{self.path}")
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1], asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def asked_for(page: bytes) -> list[str]:
-    """What a browser asks any host for when it shows this page; all names lead to a server of the test's own."""
-    with serving(page) as (port, asked):
-        rules = f"--host-resolver-rules=MAP * 127.0.0.1:{port}"
-        browse("http://report.test/page", rules, "--dump-dom")
-    return [each for each in asked if "report.test" in each or "elsewhere" in each]
-
-
-@pytest.mark.slow
-def test_a_browser_asks_nobody_for_anything(report: Path) -> None:
-    assert asked_for(report.read_bytes()) == ["report.test/page"]
-
-
-@pytest.mark.slow
-def test_a_question_would_be_heard_and_the_page_forbids_it(report: Path) -> None:
-    image = b'<img src="http://elsewhere.test/x.png">'
-    assert "elsewhere.test/x.png" in asked_for(b"<!doctype html><body>" + image)
-    assert asked_for(report.read_bytes().replace(b"<h1>", image + b"<h1>")) == ["report.test/page"]
 
 
 @pytest.mark.slow

@@ -302,26 +302,6 @@ def test_a_training_that_was_stopped_early_has_nothing_left_to_train(workers: in
     assert first == hr.launch(main, workers=workers) == hr.launch(main, workers=workers)
 
 
-@pytest.mark.parametrize("order", [(True, False), (False, True)])
-def test_the_best_model_is_restored_if_one_of_two_callbacks_of_a_kind_wants_it(
-    order: tuple[bool, ...], tmp_path: Path
-) -> None:
-    for epochs in (3, 5):
-        trainer = made(schedule={0: 0.01, "2 epochs": 10.0})  # the best is the second epoch
-        fit(trainer, *(hr.BestModel(restore=restore) for restore in order), epochs=epochs, run=tmp_path / "run")
-    losses = trainer.history["val/loss"]
-    assert min(losses) < losses[-1]
-    assert trainer.validate((X, Y))["val/loss"] == min(losses)
-
-
-def test_a_run_that_keeps_fewer_of_the_best_than_before_keeps_those(tmp_path: Path) -> None:
-    for epochs, k in ((3, 3), (4, 1)):
-        kept: list[list[int]] = []
-        note = hr.Lambda(on_report=lambda info, row, kept=kept: kept.append(info.kept))
-        fit(made(), hr.BestModel(k=k), note, epochs=epochs, run=tmp_path / "run")
-        assert len(kept[-1]) == k
-
-
 # --- the norm of gradients --------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from kit import event_files, tracked
-from kit.imports import imported_after
 from kit.tracked import At, fail
 
 import headrace as hr
@@ -138,16 +137,3 @@ def test_a_report_that_corrects_another_takes_its_place(tmp_path: Path) -> None:
     found = event_files.raw_curves(tmp_path)
     assert dict(found["val/loss"])[6] == 7.0
     assert [step for step, _ in found["val/loss"]] == [3, 6, 9, 12]
-
-
-MADE = "from headrace import TensorBoard; board = TensorBoard({!r})"
-
-
-def test_tensorboard_is_not_imported_before_the_first_report(tmp_path: Path) -> None:
-    assert "tensorboard" not in imported_after(MADE.format("curves"), tmp_path)
-
-
-@pytest.mark.slow
-def test_tensorboard_would_be_seen_if_it_was_imported(tmp_path: Path) -> None:
-    train = f"{MADE.format(str(tmp_path / 'curves'))}; from kit import tracked; tracked.train(board)"
-    assert "tensorboard" in imported_after(train, tmp_path)

@@ -1,6 +1,5 @@
 """How fast a training is: rows and tokens a second, and the share of what the device can compute."""
 
-import io
 from typing import Any
 
 import pytest
@@ -60,9 +59,3 @@ def test_the_share_of_the_peak_follows_from_the_operations_of_a_token() -> None:
 def test_whoever_measures_changes_nothing() -> None:
     with_timer, without = fit(DATA, hr.Timer("x", flops=6, peak=1e9)), fit(DATA)
     assert all(map(torch.equal, with_timer.model.parameters(), without.model.parameters()))
-
-
-def test_progress_and_history_show_them() -> None:
-    shown = io.StringIO()
-    fit(DATA, hr.Timer("x", flops=6, peak=1e9), hr.Progress("plain", file=shown))
-    assert "tokens/s  MFU " in shown.getvalue()

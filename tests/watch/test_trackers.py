@@ -5,25 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from kit.tracked import At, fail, train
 
 import headrace as hr
 from headrace.watch import trackers
-from headrace.watch.rows import numbers
 from headrace.watch.trackers import Tracker
-
-# --- what they share --------------------------------------------------------------------------------------
-
-
-def test_numbers_are_what_can_be_drawn() -> None:
-    row = {"epoch": 1, "step": 2, "samples": 3, "rate": 0.1, "val/loss": np.float32(2), "val/many": {"a": 1, "b": [2]}}
-    row |= {"val/confusion": [[1, 2], [3, 4]], "name": "x", "yes": True, "nothing": None}
-    assert numbers(row) == {"rate": 0.1, "val/loss": 2.0, "val/many/a": 1.0}
-
-
-# --- records that others keep -----------------------------------------------------------------------------
 
 
 class Far(Tracker):
@@ -107,23 +94,6 @@ def test_a_server_that_does_not_answer_holds_up_no_update_and_the_end_only_for_a
         far.changed.notify_all()
 
 
-def test_the_end_waits_no_longer_for_a_server_that_has_not_answered_for_so_long_already() -> None:
-    far = Hangs()
-    far.reached = False
-    sender = trackers._Sender(far.send, [{"step": 1}])
-    sender.put({"step": 2})
-    far.wait_until(lambda: far.refused == 1)
-    sender._asked_s -= 500.0
-    assert not sender.end(400.0)
-    with far.changed:
-        far.reached = True
-        far.changed.notify_all()
-
-
-def interrupt(info: hr.Info) -> None:
-    raise KeyboardInterrupt
-
-
 def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
     first, then = Far(), Far()
     with pytest.raises(InterruptedError):
@@ -134,16 +104,6 @@ def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
     assert then.record == [4, 6, 8, 12]
     train(then, run=tmp_path / "another")
     assert then.begun == ["name", ""]
-
-
-@pytest.mark.parametrize(
-    ("act", "error"), [(lambda info: info.trainer.preempt(), SystemExit), (interrupt, KeyboardInterrupt)]
-)
-def test_a_record_of_a_training_that_was_interrupted_ends_as_that(act: Any, error: Any, tmp_path: Path) -> None:
-    far = Far()
-    with pytest.raises(error):
-        train(far, At(7, act), run=tmp_path / "run")
-    assert far.ended == ["interrupted"]
 
 
 def test_a_record_that_cannot_begin_is_found_before_the_first_step() -> None:

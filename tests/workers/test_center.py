@@ -13,7 +13,7 @@ import pytest
 import torch
 from kit import merges
 from kit.sampled import sampled
-from kit.torch_workers import run_torchrun, with_forks
+from kit.torch_workers import with_forks
 from torch import Tensor, nn
 
 import headrace as hr
@@ -28,7 +28,7 @@ NETWORKS = [
     hr.Network(bandwidth="1 Mbit", latency="3 ms", rows_per_s=1e4, speeds=[1.0, 0.7, 0.4]),
     hr.Network(bandwidth="10 Mbit", latency="1 ms", rows_per_s=1e4, speeds=[0.3, 1, 0.9]),
 ]
-LOCAL, PROCESSES, TORCHRUN = (pytest.param(n, marks=pytest.mark.slow) for n in ("local", "processes", "torchrun"))
+LOCAL, PROCESSES = (pytest.param(n, marks=pytest.mark.slow) for n in ("local", "processes"))
 
 
 def on_engine(engine: str, workers: int, jobs: Any) -> None:
@@ -39,21 +39,13 @@ def on_engine(engine: str, workers: int, jobs: Any) -> None:
 
 def call(engine: str, at: Path, function: Any, *arguments: Any) -> None:
     """Calls a function that starts workers of an engine, from a process that may fork them if it has to."""
-    if engine in ("processes", "torchrun"):
+    if engine == "processes":
         with_forks(function, at, *arguments)
     else:
         function(*arguments)
 
 
 # --- what an exchange does --------------------------------------------------------------------------------
-
-
-def test_a_spring_pulls_center_and_worker_by_the_same_amount() -> None:
-    center, worker = [torch.tensor([0.0, 8.0])], [torch.tensor([4.0, 0.0])]
-    hr.Elastic(alpha=0.25).merge(center, worker)
-    assert (center[0].tolist(), worker[0].tolist()) == ([1.0, 6.0], [3.0, 2.0])
-    hr.Elastic(alpha=0.5, take_center=True).merge(center, worker)
-    assert center[0].tolist() == worker[0].tolist() == [2.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -89,37 +81,21 @@ DIALECT = [
 ]
 
 
-def fit_by_dislib(at: str, engine: str) -> None:
-    """Trains by the dialect, whose center writes down what it merges; under torchrun, in each of its workers."""
-    if engine == "torchrun":
-        run_torchrun(["--standalone", "--nproc-per-node=2"], fit_by_dislib, at, "local")
-        return
-    elastic = dislib.Elastic  # type: ignore[attr-defined]
-    dislib.Elastic = merges.Merging  # type: ignore[attr-defined]
-    x, y = (part.numpy() for part in merges.data())
-    try:
-        for method, options in DIALECT:
-            merges.Merging.at = f"{at}/{method}"
-            trainer = dislib.EncapsulatedFunctionsDistributedEddl(num_workers=2, engine=engine)
-            model = merges.Linear(merges.Merging.at)
-            trainer.build(model, {"optimizer": "sgd", "lr": merges.RATE}, "soft_cross_entropy", "accuracy")
-            found = getattr(trainer, method)(np.split(x, 6), np.split(y, 6), 3, 2, **options)
-            weights = [number for array in found for number in array.flatten().tolist()]
-            if here().leader:
-                Path(merges.Merging.at, "weights").write_text(json.dumps(weights))
-    finally:
-        dislib.Elastic = elastic  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("engine", [LOCAL, TORCHRUN])
+@pytest.mark.slow
 def test_the_asynchronous_fits_of_dislib_are_what_a_loop_by_hand_makes_of_the_recorded_order(
-    engine: str, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for method, _ in DIALECT:
-        (tmp_path / method).mkdir()
-    call(engine, tmp_path, fit_by_dislib, str(tmp_path), engine)
-    for method, _ in DIALECT:
-        merges.check_by_hand(tmp_path / method, 2, True, 0.5)
+    monkeypatch.setattr(dislib, "Elastic", merges.Merging)
+    x, y = (part.numpy() for part in merges.data())
+    for method, options in DIALECT:
+        (at := tmp_path / method).mkdir()
+        monkeypatch.setattr(merges.Merging, "at", str(at))
+        trainer = dislib.EncapsulatedFunctionsDistributedEddl(num_workers=2, engine="local")
+        optimizer = {"optimizer": "sgd", "lr": merges.RATE}
+        trainer.build(merges.Linear(str(at)), optimizer, "soft_cross_entropy", "accuracy")
+        found = getattr(trainer, method)(np.split(x, 6), np.split(y, 6), 3, 2, **options)
+        (at / "weights").write_text(json.dumps([number for array in found for number in array.flatten().tolist()]))
+        merges.check_by_hand(at, 2, True, 0.5)
 
 
 # --- one training that goes on ----------------------------------------------------------------------------

@@ -96,9 +96,3 @@ def test_a_run_goes_on_with_the_next_whole_batches(step: int, tmp_path: Path) ->
     resumed, whole = hr.launch(lambda: fit(**at), workers=3), hr.launch(fit, workers=3)
     assert torch.equal(resumed["weight"], whole["weight"])
     assert resumed["steps"] == whole["steps"] == 10
-
-
-def test_workers_that_share_updates_share_each_batch_of_a_loader() -> None:
-    one, three = hr.launch(train, loader(14 * SIZE), None), hr.launch(train, loader(14 * SIZE), None, workers=3)
-    assert one["steps"] == three["steps"] == 28
-    assert torch.allclose(one["weight"], three["weight"], rtol=0, atol=1e-12)

@@ -68,12 +68,6 @@ def one() -> Any:
     return hr.launch(train, None, {}, BATCH)
 
 
-def test_one_worker_reads_every_row_once_per_epoch_in_two_orders(one: Found) -> None:
-    rows = rows_of(one)
-    assert sorted(rows[:ROWS]) == sorted(rows[ROWS:]) == list(range(ROWS))
-    assert rows[:ROWS] != rows[ROWS:]
-
-
 # --- one update by all ------------------------------------------------------------------------------------
 
 
@@ -143,10 +137,3 @@ def test_a_strategy_that_does_not_save_where_its_round_began_is_not_resumed_by_o
     ):
         hr.launch(train, Untold(), at, BATCH // 3, workers=3)
     assert hr.launch(train, Untold(), at, BATCH // 3, workers=2)["samples"] == EPOCHS * ROWS
-
-
-def test_the_same_number_of_workers_goes_on_within_the_round(one: Found, tmp_path: Path) -> None:
-    at = {"run": str(tmp_path / "run"), "steps": 100}
-    before = hr.launch(train, ROUNDS["DiLoCo"](), at | {"steps": 4}, BATCH // 3, workers=3)
-    after = hr.launch(train, ROUNDS["DiLoCo"](), at, BATCH // 3, workers=3)
-    assert before["updates"] + after["updates"] == one["updates"]

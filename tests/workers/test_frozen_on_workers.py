@@ -103,16 +103,6 @@ def test_a_layer_that_is_frozen_on_one_worker_only_is_refused_by_name() -> None:
         hr.launch(train, lambda: ByHand(everywhere=False), workers=2)
 
 
-@pytest.mark.parametrize("sums", ["device"], indirect=True)
-@pytest.mark.parametrize(("callback", "changes"), [(hr.Callback, 0), (lambda: hr.Freeze("0.*"), 0), (after, 2)])
-def test_workers_wait_for_the_device_only_where_something_is_frozen_or_thawed(
-    sums: None, callback: Callable[[], hr.Callback], changes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OnDevice, "read", 0)
-    hr.launch(train, callback, workers=2)
-    assert OnDevice.read == 2 * (1 + changes)
-
-
 ROUNDS: dict[str, Callable[[], hr.Strategy]] = {
     "periodic": lambda: hr.Periodic("3 steps"),
     "outer": lambda: hr.Periodic("3 steps", outer=lambda params: torch.optim.SGD(params, 0.7, weight_decay=0.1)),

@@ -115,24 +115,6 @@ def test_predictions_keep_their_form_where_a_worker_has_no_row_of_any_batch() ->
         assert found["parts"][1][0].tolist() == [4.0]
 
 
-@pytest.mark.parametrize("key", [torch.float32, (0, 1), b"scores"], ids=str)
-def test_predictions_may_have_keys_that_torch_cannot_write(key: Any) -> None:
-    """A worker that had no row has what was predicted without the dict then."""
-
-    class Keyed(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> Any:
-            return {key: x}
-
-    def predicted(rows: int) -> Any:
-        x = torch.ones(rows, 4)
-        found = hr.Trainer(Keyed(4, 3)).predict(x)
-        keyed = isinstance(found, dict)
-        return hr.here().all_gather([keyed, torch.equal(found[key] if keyed else found, x)])
-
-    assert sorted(hr.launch(predicted, 1, workers=3)) == [[False, True], [False, True], [True, True]]
-    assert hr.launch(predicted, 6, workers=3) == [[True, True]] * 3
-
-
 def test_what_was_measured_so_far_survives_another_number_of_workers(tmp_path: Path) -> None:
     """After an error in mid-epoch: losses and metrics of the epoch are of all its rows."""
     at: Options = {"run": hr.Run(str(tmp_path / "run"), every="2 steps")}

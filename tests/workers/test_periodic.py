@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.bare_workers import Worker, apart, through_codec, together
+from kit.bare_workers import Worker, together
 from kit.small import same
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from headrace import BlockMomentum, CheckpointError, ConfigError, DiLoCo, Periodic, Strategy
-from headrace.workers.comm import Comm, Null, largest, mean
+from headrace.workers.comm import Comm, mean
 from headrace.workers.strategy import Single
 
 Make = Callable[[], Strategy]
@@ -54,18 +54,6 @@ def train(
     return together(count, work)
 
 
-def sizes_of(comm: Comm) -> list[int]:
-    """The elements of every message that this worker sends from now on."""
-    sizes, send = list[int](), comm.all_reduce
-
-    def all_reduce(vector: Tensor, op: Any = "sum") -> None:
-        sizes.append(vector.numel())
-        send(vector, op)
-
-    comm.all_reduce = all_reduce  # type: ignore[method-assign]
-    return sizes
-
-
 # --- means over workers ---------------------------------------------------------------------------------------
 
 
@@ -91,46 +79,11 @@ def test_a_mean_weighs_workers_and_gives_all_the_same_bits_for_tensors_of_every_
         assert all(torch.equal(mine[k], old[k]) for mine, old in zip(given, before, strict=True)), "nothing is changed"
 
 
-def test_where_all_weights_are_0_every_worker_keeps_a_copy_and_a_worker_alone_its_own_tensors() -> None:
-    tensors = [[torch.randn(5)], [torch.randn(5)]]
-    for held, found in zip(tensors, means([0, 0], tensors), strict=True):
-        assert torch.equal(held[0], found[0])
-        assert held[0] is not found[0]
-    assert mean(Null(), tensors[0], 7)[0] is tensors[0][0]  # x * 7 / 7 may round
-
-
 def test_half_precision_is_added_up_in_single_precision() -> None:
     tensors = [[torch.tensor([2048.0, 60000.0]).half()], [torch.tensor([1.0, 60000.0]).half()]]
     for found in means([1, 1], tensors):
         assert found[0].dtype == torch.float16
         assert found[0].tolist() == [1024.0, 60000.0]  # 1024.5 is rounded to even, once; 120000 would be infinite
-
-
-def test_a_mean_is_one_message_for_each_precision_and_a_round_one_more_for_counters() -> None:
-    def work(comm: Comm) -> list[int]:
-        sizes = sizes_of(comm)
-        mean(comm, [torch.rand(5), torch.rand(2, 2).half(), torch.rand(3), torch.rand(3).double()], 1)
-        single: Any = tuple(tensor.float() for tensor in rows())
-        for _ in Worker(comm, Periodic("4 steps"), copy.deepcopy(NORMED).float(), momentum, single, 4).run(8):
-            pass
-        return sizes
-
-    (first, second, *rounds), _ = together(2, work)
-    assert (first, second) == (13, 4)
-    assert rounds[1::2] == [1, 1]
-    assert rounds[0] == rounds[2] > 1
-
-
-def test_of_counters_all_take_the_largest() -> None:
-    def work(comm: Comm) -> list[Tensor]:
-        k = comm.shard.index
-        held = [torch.tensor(k * 2**40), torch.tensor([k == 1, False]), torch.tensor([[5 - k, k]], dtype=torch.int32)]
-        largest(comm, held)
-        return held
-
-    for held in together(3, work):
-        assert [t.tolist() for t in held] == [2**41, [True, False], [[5, 2]]]
-        assert [t.dtype for t in held] == [torch.int64, torch.bool, torch.int32]
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------
@@ -202,33 +155,6 @@ def test_rounds_end_by_counters_that_are_the_same_on_all_workers(every: str, exp
     assert together(2, work) == [expected, expected]
 
 
-def test_the_consensus_is_the_mean_and_changes_nothing() -> None:
-    def work(comm: Comm) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
-        worker = Worker(comm, Periodic("end"), MODEL, momentum, rows(36), 4)
-        assert same(worker.consensus, worker.weights), "to the bit, before anything"
-        for _ in worker.run(5):
-            pass
-        before, agreed = worker.weights, worker.consensus
-        assert same(before, worker.weights)
-        assert same(agreed, worker.consensus)
-        return before, agreed, 20 if comm.leader else 16
-
-    (one, agreed, used), (other, again, unused) = together(2, work)
-    expected = {name: (one[name] * used + other[name] * unused) / (used + unused) for name in one}
-    assert apart(agreed, expected) < 1e-15
-    assert same(agreed, again)
-    assert apart(agreed, {name: (one[name] + other[name]) / 2 for name in one}) > 1e-4
-
-
-@pytest.mark.parametrize("resets", [False, True])
-def test_what_the_optimizers_remember_is_forgotten_only_if_wanted(resets: bool) -> None:
-    def work(comm: Comm) -> list[bool]:
-        worker = Worker(comm, Periodic("3 steps", reset_inner=resets), MODEL, momentum, rows(), 4)
-        return [bool(worker.optimizer.state) for _ in worker.run(6)]
-
-    assert together(2, work)[1] == [True, True, not resets] * 2
-
-
 # --- the outer step -------------------------------------------------------------------------------------------
 
 
@@ -272,21 +198,6 @@ def test_block_momentum_is_its_equation(count: int, zeta: float, eta: float | No
     assert np.abs(torch.cat([p.reshape(-1) for p in found.weights.values()]).numpy() - start).max() < 1e-12
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_it_is_torch_s_sgd_on_the_mean_changes_to_the_bit(nesterov: bool) -> None:
-    outer = partial(SGD, lr=0.8, momentum=0.6, nesterov=nesterov)
-    pairs: list[tuple[Make, Make]] = [
-        (
-            lambda: BlockMomentum("2 steps", momentum=0.6, lr=0.8, nesterov=nesterov),
-            lambda: Periodic("2 steps", outer=outer, reset_inner=True),
-        )
-    ]
-    if nesterov:
-        pairs.append((lambda: DiLoCo("2 steps", lr=0.8, momentum=0.6), lambda: Periodic("2 steps", outer=outer)))
-    for one, other in pairs:
-        assert same(train(3, one, 24)[0].weights, train(3, other, 24)[0].weights)
-
-
 @pytest.mark.parametrize(
     ("before", "now", "eta", "zeta", "nesterov"),
     [
@@ -325,24 +236,6 @@ def test_the_outer_step_goes_on_with_its_velocity_and_the_settings_and_workers_t
 
 
 # --- state ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [lambda: Periodic("4 steps"), outer_adam])
-def test_a_state_may_be_loaded_before_or_after_the_training_begins(make: Make) -> None:
-    (worker,) = train(1, make, 6)
-    shared, own = worker.save()
-    before, after = make(), make()
-    before.load_state_dict(worker.replica, shared, own)
-    before.begin(worker.replica)
-    after.begin(worker.replica)
-    after.load_state_dict(worker.replica, shared, own)
-    for strategy in (before, after):
-        assert strategy.own_state() == own == {"rows": 8, "total": 8}
-        found = through_codec(strategy.state_dict(worker.replica))
-        assert same(found["start"], shared["start"])
-        strategy.leave()
-        strategy.begin(worker.replica)  # another training, which knows nothing of it
-        assert strategy.own_state() == {"rows": 0, "total": 0}
 
 
 def test_the_state_of_an_outer_optimizer_is_by_names_and_that_of_another_is_refused() -> None:

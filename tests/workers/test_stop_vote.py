@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.train.vote import MOST_STEPS, VOTE_S, StopVote
+from headrace.train.vote import VOTE_S, StopVote
 from headrace.workers.comm import Null
 
 
@@ -35,16 +35,6 @@ def test_a_checkpoint_that_is_due_by_the_clock_is_asked_for_once(pace_s: float, 
     assert 0 < saved[0] - due <= 2 * max(1, 2 * VOTE_S / pace_s)
 
 
-def test_what_is_due_again_is_asked_for_again() -> None:
-    clock = Clock()
-    word, saves = StopVote(clock), 0
-    for _ in range(STEPS):
-        clock.now_s += VOTE_S
-        said = word(False, False, True, False)  # saved each time, and due at the next step
-        saves += said is not None and said.save
-    assert saves == STEPS // 2
-
-
 @pytest.mark.parametrize("want", ["stop", "leave", "save"])
 def test_where_all_wait_for_it_a_word_is_heard_at_once(want: str) -> None:
     word = StopVote(Clock())
@@ -52,12 +42,3 @@ def test_where_all_wait_for_it_a_word_is_heard_at_once(want: str) -> None:
     said = word(want == "stop", want == "leave", want == "save", True)
     assert said is not None
     assert (said.stop, said.leave, said.save) == (want == "stop", want == "leave", want == "save")
-
-
-def test_a_word_is_a_rare_thing_where_steps_are_short() -> None:
-    clock = Clock()
-    word, heard = StopVote(clock), 0
-    for _ in range(20 * MOST_STEPS):
-        clock.now_s += 1e-6
-        heard += word(False, False, False, False) is not None
-    assert heard < 40

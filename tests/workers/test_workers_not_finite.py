@@ -182,15 +182,3 @@ def test_the_error_names_the_worker_whose_loss_is_not_finite() -> None:
         hr.launch(train, [0, 2], workers=WORKERS)
     with pytest.raises(hr.NonFiniteError, match=r"is nan\. The weights"):
         hr.launch(train, [1])
-
-
-def test_batch_normalisation_of_a_worker_s_single_row_is_told_as_that() -> None:
-    def train(rows: int) -> None:
-        model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH)
-        trainer.fit((X[:rows], Y[:rows]), epochs=1, progress=False)
-
-    text = r"this batch, or the part of it in a microbatch or on a worker, has a single row"
-    with pytest.raises(hr.DataError, match=text):
-        hr.launch(train, BATCH + 2, workers=2)
