@@ -5,6 +5,7 @@ once; and after +, what stands there instead, if anything.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +19,15 @@ class Fault(NamedTuple):
     tests: tuple[str, ...]
 
 
+@cache
+def texts(source: Path) -> dict[Path, str]:
+    """The files of the library as they are without a fault."""
+    return {path: path.read_text() for path in sorted(source.rglob("*.py"))}
+
+
 def applied(fault: Fault, source: Path) -> tuple[Path, str]:
     """The file with a fault, and its text with it; raises unless the fault has one place."""
-    places = [(path, text) for path in sorted(source.rglob("*.py")) if fault.old in (text := path.read_text())]
+    places = [(path, text) for path, text in texts(source).items() if fault.old in text]
     count = sum(text.count(fault.old) for _, text in places)
     if count != 1:
         raise ValueError(f"{fault.what}: its text stands in the library {count} times, not once:\n{fault.old}")

@@ -17,8 +17,8 @@ import pytest
 import torch
 from kit import trainees
 from kit.forked import start, tell
-from kit.in_run import in_run
 from kit.sampled import sampled
+from kit.small import in_run
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import headrace as hr

@@ -218,20 +218,6 @@ def test_what_cannot_be_brought_home_is_named_and_can_be_released(meddle: Callab
 # --- optimizers -------------------------------------------------------------------------------------------------
 
 
-def test_two_optimizers_share_a_model_in_which_something_is_frozen() -> None:
-    module = model()
-    module[0].bias.requires_grad_(False)
-    first, second = torch.optim.SGD(module[0].parameters(), lr=0.1), torch.optim.Adam(module[2].parameters())
-    losses = {"a": hr.CrossEntropy(), "b": hr.CrossEntropy()}
-    trainer = hr.Trainer(module, losses, {"a": first, "b": second})
-    before = state(module)
-    trainer.step((X, Y))
-    trainer.release()
-    assert not torch.equal(module[0].weight, before["0.weight"])
-    assert torch.equal(module[0].bias, before["0.bias"])
-    assert not any(p in second.state for p in module[0].parameters())
-
-
 @pytest.mark.parametrize("lost", ["a group", "a parameter"])
 def test_an_optimizer_that_loses_parameters_meanwhile_is_an_error(lost: str) -> None:
     module, _ = pair()

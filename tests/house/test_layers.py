@@ -39,18 +39,17 @@ def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{origin}.{alias.name}" if ours else origin) for alias in node.names)
 
 
-def without_types(tree: ast.Module) -> ast.Module:
-    """The module without what it imports for its annotations alone."""
-    only_types = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
-    return ast.Module([node for node in tree.body if node not in only_types], tree.type_ignores)
+def of_types_alone(tree: ast.Module) -> ast.Module:
+    """What a module imports for its annotations alone."""
+    return ast.Module([n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"], [])
 
 
-def upward_imports(tree: ast.Module, module: str, order: Sequence[str] = ORDER) -> list[str]:
+def upward_imports(imported: Iterable[tuple[int, str]], module: str, order: Sequence[str] = ORDER) -> list[str]:
     """Imports of a module from a later room, from the package itself, or from no room that is known."""
     own, found = module.split(".")[0], []
     if own not in order:
         return [f"{module}: not in the order"]
-    for line, name in imports(tree, module):
+    for line, name in imported:
         root, _, rest = name.partition(".")
         top = rest.partition(".")[0]
         within = top == own and "." in module
@@ -79,8 +78,8 @@ def circle(edges: Mapping[str, Sequence[str]]) -> list[str]:
 
 def words_of_workers(tree: ast.Module) -> list[str]:
     """The identifiers that tell one worker from another."""
-    kinds = ("id", "attr", "arg", "name", "asname")
-    return [name for node in ast.walk(tree) for kind in kinds if (name := getattr(node, kind, None)) in OF_WORKERS]
+    nodes = (node for node in ast.walk(tree) if not isinstance(node, ast.Constant))
+    return [value for node in nodes for value in vars(node).values() if isinstance(value, str) and value in OF_WORKERS]
 
 
 def knows_workers(module: str) -> bool:
@@ -109,12 +108,14 @@ def _ours(found: Iterable[tuple[int, str]]) -> list[str]:
 def facts_of(path: Path) -> Facts:
     module, text = module_of(path), path.read_text()
     tree = ast.parse(text)
+    imported = [*imports(tree, module)]
+    for_types = {*imports(of_types_alone(tree), module)}
     return Facts(
         ast.get_docstring(tree) or "",
         len(text.splitlines()),
-        _ours(imports(tree, module)),
-        _ours(imports(without_types(tree), module)),
-        upward_imports(tree, module),
+        _ours(imported),
+        _ours(each for each in imported if each not in for_types),
+        upward_imports(imported, module),
         words_of_workers(tree),
         [node.name for node in tree.body if isinstance(node, ast.ClassDef)],
     )
@@ -231,7 +232,8 @@ ABOVE = {
 def test_an_import_from_below_is_seen_and_one_from_above_is_allowed() -> None:
     for cases, count in ((BELOW, 1), (ABOVE, 0)):
         for module, source in ((name, each) for name, sources in cases.items() for each in sources):
-            assert len(upward_imports(ast.parse(source), module, LAYERS)) == count, (module, source)
+            imported = imports(ast.parse(source), module)
+            assert len(upward_imports(imported, module, LAYERS)) == count, (module, source)
 
 
 def test_a_circle_is_seen() -> None:

@@ -1,4 +1,4 @@
-"""The documentation as a browser shows it: in a narrow window, by day and by night."""
+"""The documentation as a browser shows it: in a narrow window."""
 
 import functools
 import json
@@ -13,9 +13,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from kit.browser import DARK, chromium, dom, shoot
+from kit.browser import chromium, dom
 from kit.sampled import nightly
-from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -78,17 +77,6 @@ def test_a_page_fits_a_narrow_window_and_says_nothing_to_the_console(page: str, 
     assert said == []
     ((content, window),) = re.findall(r"<title>(\d+) of (\d+)</title>", html)
     assert int(content) <= int(window), "nothing but code and tables scrolls sideways"
-
-
-@pytest.mark.slow
-def test_the_site_is_light_by_day_and_dark_by_night(address: str, tmp_path: Path) -> None:
-    chromium()
-    grounds = []
-    for width, options in ((1280, ()), (390, (DARK,))):
-        assert shoot(f"{address}/index.html", tmp_path / "shot.png", width, 1600, *options) == []
-        with Image.open(tmp_path / "shot.png") as image:
-            grounds.append(sum(image.convert("RGB").getpixel((3, 1500))))  # type: ignore[arg-type]
-    assert grounds[0] > 600 > 200 > grounds[1]
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def by_hand(lora: bool) -> Any:
     return model
 
 
-def tuned(lora: bool, run: Path | None = None, **options: Any) -> hr.Trainer:
+def tuned(lora: bool, run: Any, **options: Any) -> hr.Trainer:
     model = bert(lora)
     loss = hr.CrossEntropy(output="logits")
     trainer = hr.Trainer(model, loss, rates_by_layer(model), batch_size=BATCH, order="none", target="labels")
@@ -79,16 +79,14 @@ def tuned(lora: bool, run: Path | None = None, **options: Any) -> hr.Trainer:
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["rates by layer, unfreezing", "LoRA"])
-def test_fine_tuning_has_the_bits_of_the_plain_loop(lora: bool) -> None:
-    expected, found = by_hand(lora), tuned(lora).model
+def test_fine_tuning_has_the_bits_of_the_plain_loop_and_its_best_step_is_read_by_from_pretrained(
+    lora: bool, tmp_path: Path
+) -> None:
+    run = hr.Run(tmp_path / "run", checkpoint="trainable") if lora else tmp_path / "run"
+    trainer = tuned(lora, run, val=DATA)
+    expected, found = by_hand(lora), trainer.model
     assert all(map(torch.equal, expected.parameters(), found.parameters()))
     assert not all(map(torch.equal, bert(lora).parameters(), found.parameters()))
-
-
-@pytest.mark.parametrize("lora", [False, True], ids=["transformers", "peft"])
-def test_the_best_step_of_a_run_is_read_by_from_pretrained(lora: bool, tmp_path: Path) -> None:
-    run = hr.Run(tmp_path / "run", checkpoint="trainable") if lora else tmp_path / "run"
-    trainer = tuned(lora, run, val=DATA)  # type: ignore[arg-type]
     path = hr.save_pretrained(bert(lora), tmp_path / "hub", run=tmp_path / "run")
     assert list(path.glob("*.safetensors"))
     assert not list(path.glob("*.bin"))

@@ -19,7 +19,7 @@ import torch
 from kit.cli_parts import RECIPE, environment, headrace, process
 from kit.fault_harness import recommit
 from kit.forked import start, tell
-from kit.sampled import sampled
+from kit.sampled import each, sampled
 
 import headrace as hr
 
@@ -354,22 +354,11 @@ def read_it(place: str) -> None:
         tell(f"{name}: ended")
 
 
-PLACES = [*DOCUMENTS, *IN_CHECKPOINT]
-CASES = [(name, content) for name in PLACES for content in ("deep lists", "a pipe")]
-CASES += [(name, content) for name in ("recipe.json", "trainer.json") for content in CONTENTS]
-CASES += [("config.json", "aliases"), ("metrics.jsonl", "a device"), ("run.json", "a long number")]
-COVER = {(name, ("deep lists", "a pipe")[k % 2]) for k, name in enumerate(PLACES)}
-COVER |= {
-    (("recipe.json", "trainer.json")[k % 2], content)
-    for k, content in enumerate(CONTENTS)
-    if content not in ("deep lists", "a pipe")
-}
-COVER.add(("metrics.jsonl", "a device"))  # the only one that is read line by line
-"""Each document with one content, and each content in one document; the others run nightly."""
+CASES = [*each([*DOCUMENTS, *IN_CHECKPOINT], CONTENTS), ("metrics.jsonl", "a device")]  # which is read line by line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "content"), sampled(sorted({*CASES}), keep=COVER))
+@pytest.mark.parametrize(("name", "content"), CASES)
 def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str, content: str, place: Path) -> None:
     put(place / "run", name, content)
     with start(read_it, place, str(place)) as child:

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -129,7 +130,7 @@ KILLED = "killed"
 
 
 def in_child(work: Callable[[], Any], limit_s: float = 200.0) -> Any:
-    """Runs `work` in a fork of this process, ended by a timer of the kernel: its result, by JSON, or `KILLED`."""
+    """Runs `work` in a fork of this process, ended by a timer of the kernel: its result, pickled, or `KILLED`."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads, from Python 3.12 on
@@ -138,12 +139,12 @@ def in_child(work: Callable[[], Any], limit_s: float = 200.0) -> Any:
         _work(work, writing, limit_s)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        text = pipe.read()
+        data = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, f"ended by {os.WTERMSIG(status)}; it may take {limit_s} s"
         return KILLED
-    found = json.loads(text)
+    found = pickle.loads(data)
     assert "error" not in found, found["error"]
     return found["value"]
 
@@ -157,7 +158,8 @@ def _work(work: Callable[[], Any], writing: int, limit_s: float) -> None:
     except BaseException:
         found = {"error": traceback.format_exc()}
     try:
-        os.write(writing, json.dumps(found).encode())
+        with open(writing, "wb") as pipe:
+            pickle.dump(found, pipe)
     finally:
         sys.stderr.flush()
         os._exit(0)

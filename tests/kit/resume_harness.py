@@ -1,15 +1,12 @@
 """Stops and resumes trainings, and records what they do so that two of them can be compared bit for bit."""
 
-import hashlib
 import json
 import random
-import shutil
-import struct
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,7 @@ from torch import Tensor
 import headrace as hr
 from headrace.store.checkpoints import Store
 from kit.fault_harness import in_child
-from kit.in_run import in_run
-from kit.small import StoppedError
+from kit.small import StoppedError, difference, exact, in_run
 from kit.trainings import CASES, EPOCHS, Case
 
 Record = dict[str, Any]
@@ -138,7 +134,7 @@ class Events(hr.Callback):
         self._file.close()
 
     def write(self, step: int, what: str, **values: Any) -> None:
-        self._file.write(json.dumps([step, what, exact(values)]) + "\n")
+        self._file.write(json.dumps([step, what, values]) + "\n")
         self._file.flush()
 
     def on_fit_start(self, info: hr.Info) -> None:
@@ -216,7 +212,7 @@ def saved_parts(state: Any) -> dict[str, Any]:
 
 
 def record(case: Case, where: Path, log: Path) -> Record:
-    """All results of a training, to the last bit, and its last checkpoint without the time it took."""
+    """All results of a training, and its last checkpoint without the time it took."""
     trainer = case.trainer
     last = Store(where / "run" / "checkpoints", None).newest()
     assert last is not None
@@ -225,16 +221,18 @@ def record(case: Case, where: Path, log: Path) -> Record:
     if documents["trainer.json"]["place"]["ends_epoch"]:
         del documents["trainer.json"]["place"]["batch"]  # the next epoch counts anew
     cursors = [source.state_dict() for source in (case.train,) if isinstance(source, hr.Source)]
+    weights = trainer.model.state_dict()
     return {
-        "weights": exact(trainer.model.state_dict()),
+        "weights": exact(weights),
+        "strides": {name: value.stride() for name, value in weights.items() if isinstance(value, Tensor)},
         "buffers": exact(dict(trainer.model.named_buffers())),
         "optimizers": exact([optimizer.state_dict() for optimizer in trainer.optimizers.values()]),
         "random": exact([random.getstate(), np.random.get_state(), torch.get_rng_state()]),
         "source": exact(cursors),
-        "history": exact(trainer.history.rows),
+        "history": trainer.history.rows,
         "stopped": trainer.history.stopped,
         "metrics.jsonl": (where / "run" / "metrics.jsonl").read_text().splitlines(),
-        "documents": exact(documents),
+        "documents": documents,
         "tensors": exact(last.tensors),
         "events": events_of(log),
     }
@@ -255,37 +253,4 @@ def events_of(log: Path) -> list[Any]:
 def differences(found: Record, expected: Record) -> dict[str, str]:
     """The entries of two records that differ, each with the first place where it does."""
     assert found.keys() == expected.keys()
-    return {name: _first(found[name], expected[name]) for name in expected if found[name] != expected[name]}
-
-
-def _first(found: Any, expected: Any, at: str = "") -> str:
-    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
-        return next(_first(found[k], expected[k], f"{at}/{k}") for k in found if found[k] != expected[k])
-    if isinstance(found, list) and isinstance(expected, list):
-        pairs = zip([*found, None], [*expected, None], strict=False)
-        return next((f"{at}/{k}: {a}, not {b}" for k, (a, b) in enumerate(pairs) if a != b), f"{at}: a length")
-    return f"{at}: {found}, not {expected}"
-
-
-def exact(value: Any) -> Any:
-    """The value as JSON that is equal only if all bits are."""
-    if isinstance(value, Tensor):
-        data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return f"{value.dtype} {list(value.shape)} {list(value.stride())} {hashlib.sha256(data).hexdigest()[:16]}"
-    if isinstance(value, np.ndarray):
-        return exact(torch.from_numpy(value))
-    if isinstance(value, float):
-        return struct.pack(">d", value).hex() + f" {value:.6g}"
-    if isinstance(value, Mapping):
-        return {str(key): exact(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [exact(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return exact(asdict(value))
-    return value if value is None or isinstance(value, bool | int | str) else repr(value)
-
-
-def cleared(where: Path) -> Path:
-    """Empties a directory for a training."""
-    shutil.rmtree(where, ignore_errors=True)
-    return where
+    return {name: where for name in expected if (where := difference(found[name], expected[name]))}

@@ -15,6 +15,7 @@ def test_a_schedule_resumes(tmp_path: Path) -> None:
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from kit.in_run import in_run
 
 ROWS, FEATURES, CLASSES, BATCH = 50, 6, 3, 16
 
@@ -34,11 +34,13 @@ def data(rows: int = ROWS, *, features: int = FEATURES, seed: int = 1) -> tuple[
     return x, x[:, :CLASSES].argmax(dim=1)
 
 
-def model(*, norm: bool = False, dropout: float = 0.0, features: int = FEATURES, seed: int = 0) -> nn.Sequential:
+def model(
+    *, norm: bool = False, dropout: float = 0.0, features: int = FEATURES, width: int = 8, seed: int = 0
+) -> nn.Sequential:
     """Two layers, whose rows meet in batch statistics with `norm`, and which draw random numbers with `dropout`."""
     torch.manual_seed(seed)
-    between = [*([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), *([nn.Dropout(dropout)] if dropout else [])]
-    return nn.Sequential(nn.Linear(features, 8), *between, nn.Linear(8, CLASSES))
+    between = [*([nn.BatchNorm1d(width)] if norm else []), nn.Tanh(), *([nn.Dropout(dropout)] if dropout else [])]
+    return nn.Sequential(nn.Linear(features, width), *between, nn.Linear(width, CLASSES))
 
 
 class Parts(nn.Module):
@@ -84,6 +86,13 @@ def drive(made: hr.Trainer, *sources: Any, until: int | None = None, **options: 
     return info.resumed
 
 
+def in_run(run: Any = None, **options: Any) -> dict[str, Any]:
+    """The options of a `fit`, with those that are about its run in one `hr.Run`."""
+    names = ("resume", "every", "keep", "override", "wait", "logs")
+    about = {name: options.pop(name) for name in names if name in options}
+    return {"run": replace(hr.Run.of(run), **about), **options}
+
+
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     limits = {} if options.keys() & {"epochs", "steps", "samples", "minutes"} else {"epochs": 2}
     return in_run(**{"progress": False, **limits, **options})
@@ -121,6 +130,14 @@ def _difference(a: Any, b: Any, place: str) -> str:
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return next((f for n in range(len(a)) if (f := _difference(a[n], b[n], f"{place}/{n}"))), "")
     return "" if _bits(a) == _bits(b) else f"{place or 'the value'}: {a} and {b}"
+
+
+def exact(of: Any) -> Any:
+    """The state of a value, with bits in place of numbers and tensors, as it can be sent to another process."""
+    of = state(of)
+    if isinstance(of, dict):
+        return {key: exact(value) for key, value in of.items()}
+    return [exact(value) for value in of] if isinstance(of, list) else _bits(of)
 
 
 def _bits(value: Any) -> Any:

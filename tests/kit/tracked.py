@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headrace as hr
-from kit.in_run import in_run
+from kit.small import in_run
 
 X = torch.sin(torch.arange(96.0)).reshape(24, 4)
 DATA = (X, (X[:, 0] > 0).long())

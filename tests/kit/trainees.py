@@ -22,8 +22,8 @@ import headrace as hr
 from headrace.store import disk
 from headrace.store.checkpoints import Store
 from kit.forked import Child, hear, hold, start, tell
-from kit.in_run import in_run
 from kit.own_data import Elsewhere
+from kit.small import in_run
 
 ROWS, BATCH, EPOCHS = 38, 4, 3
 UPDATES = 10  # in an epoch

@@ -38,22 +38,6 @@ def test_a_sum_of_terms_is_logged_by_name_and_adds_up_with_its_coefficients() ->
     assert list(losses) == ["total_loss", *expected]
 
 
-def test_output_and_target_pick_from_several() -> None:
-    class Two(Through):
-        def forward(self, x: Tensor) -> Any:
-            return {"near": x * self.scale, "far": 2 * x * self.scale}
-
-    streams = {"x": PRICES, "y": PAID, "z": -PAID}
-    loss = hr.MSE(output="near") + hr.MSE(output="far", target="z")
-    scores = trainer(loss, Two()).validate(streams)
-    assert scores["val/loss/mse"] == pytest.approx(MSE)
-    assert scores["val/loss/mse_2"] == pytest.approx(F.mse_loss(2 * PRICES, -PAID).item())
-    with pytest.raises(hr.ConfigError, match=r"'middle' is not among .*near"):
-        trainer(hr.MSE(output="middle"), Two()).validate(streams)
-    with pytest.raises(hr.ConfigError, match="output="):
-        trainer(hr.MSE(), Two()).validate(streams)
-
-
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("microbatch", [None, 5])
 def test_an_l2_prior_is_weight_decay_once_per_update(biases: bool, microbatch: int | None) -> None:

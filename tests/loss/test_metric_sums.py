@@ -1,7 +1,5 @@
 """Metrics by name are the same however outputs and targets are written, and in however many blocks they come."""
 
-import re
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -111,21 +109,6 @@ def test_every_form_of_outputs_and_targets_has_the_same_metrics(kind: str, block
         expect(scores(names, *form), wanted)
 
 
-def test_numbers_of_any_precision_and_size(block_bytes: int) -> None:
-    """A column of outputs and flat targets are not spread against each other."""
-    for dtype in (torch.float32, torch.float64):
-        pairs = [
-            (PRICES, PAID),
-            (PRICES[:, 0], PAID[:, 0]),
-            *((PRICES[:, :1], each) for each in (PAID[:, :1], PAID[:, 0])),
-        ]
-        for (a, b), offset in product(pairs, (0, 1000)):
-            outputs, targets = a.to(dtype) + offset, b.to(dtype) + offset
-            y, p = targets.double().reshape(a.shape), outputs.double()
-            wanted = {"mae": sk.mean_absolute_error(y, p), "mse": sk.mean_squared_error(y, p), "r2": sk.r2_score(y, p)}
-            expect(scores(list(wanted), outputs, targets), wanted)
-
-
 def test_every_pixel_counts() -> None:
     images, masks, one = normal(N, K, 3, 2), (normal(N, 3, 2) > 0).long() + 1, normal(N, 1, 3, 2)
     wanted = sk.f1_score(masks.flatten(), images.argmax(1).flatten(), average="weighted")
@@ -156,28 +139,6 @@ def test_where_the_class_with_the_largest_output_is_the_answer_nobody_needs_to_s
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ("acuracy", "unknown metric 'acuracy'. Did you mean 'accuracy'?"),
-        (["mae", "presicion"], "Did you mean 'precision'?"),
-        ({"mine": "roc"}, "Did you mean 'auroc'?"),
-        ("f1:wieghted", "'f1:wieghted': unknown average 'wieghted'. Did you mean 'weighted'?"),
-        ("iou:weighted", "metric 'iou:weighted': unknown average 'weighted'"),
-        ("top-k", "'top-k'"),
-        ("mae:macro", "'mae:macro': mae has no averages. Say 'mae'"),
-        ("top-0", "'top-0'"),
-        (["f1", "f1"], "'f1' is given twice"),
-        ([Recorder(), Recorder()], "'recorder' is given twice"),
-        ([3], "update, compute and reset; got a int"),
-        ([Recorder], "Recorder"),
-    ],
-)
-def test_what_is_no_metric_is_refused_at_once(wanted: Any, message: str) -> None:
-    with pytest.raises(hr.ConfigError, match=re.escape(message)):
-        metric_sums(wanted)
 
 
 UNSAID, OF_OTHERS = "depends on what the outputs are, .*reads=", ""
@@ -268,16 +229,6 @@ def test_the_loss_says_whether_outputs_are_logits_and_not_their_values(loss: Any
     outputs = torch.linspace(0.01, top, N)
     expected = ((outputs > least) == (Y2 == 1)).double().mean().item()
     assert trainer(loss, "accuracy").validate((outputs, Y2.float()))["val/accuracy"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("loss", [hr.CrossEntropy(ignore_index=-100), nn.CrossEntropyLoss()])
-def test_ignored_targets_are_not_scored(loss: Any) -> None:
-    kept = torch.arange(N) % 3 > 0
-    got = trainer(loss, ["accuracy", "f1", "confusion"]).validate((X, Y.where(kept, -100)))
-    y, p = Y[kept], X[kept].argmax(1)
-    wanted = {"accuracy": sk.accuracy_score(y, p), "f1": sk.f1_score(y, p, average="macro")}
-    wanted["confusion"] = sk.confusion_matrix(y, p)
-    expect({name: got[f"val/{name}"] for name in wanted}, wanted)
 
 
 def test_a_trainer_scores_training_and_validation_apart_and_leaves_the_objects_given_alone() -> None:

@@ -100,30 +100,12 @@ def test_batches_of_a_loader_may_be_padded_to_different_lengths() -> None:
         assert found[f"{data}/accuracy"] == pytest.approx(6 / 7)
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (5, 2)], ids=["rows", "places", "pixels"])
-def test_what_a_mask_leaves_out_is_in_no_metric(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    scores, mask = torch.randn(20, 3, *shape), torch.rand(20, *shape) > 0.4
-    labels = torch.randint(0, 3, (20, *shape))
-    data = {"x": scores, "y": labels, "m": mask}
-    trainer = hr.Trainer(nn.Identity(), hr.CrossEntropy(weight="m"), inputs="x", metrics=["accuracy", "confusion"])
-    found = trainer.validate(data, batch_size=6)
-    right = scores.argmax(dim=1) == labels
-    assert found["val/accuracy"] == pytest.approx(float(right[mask].double().mean()))
-    assert sum(map(sum, found["val/confusion"])) == int(mask.sum())
-    numbers = trainer.validate(data | {"m": mask.float()}, batch_size=6)
-    assert numbers["val/accuracy"] == pytest.approx(float(right.double().mean()))
-    apart = hr.Trainer(nn.Identity(), hr.MSE(weight="m"), inputs="x", metrics={"y": ["mae"], "mse": "mse"})
-    x, y = torch.randn(2, 20, *shape, 4)
-    found, gaps = apart.validate({"x": x, "y": y, "m": mask}, batch_size=6), (x - y)[mask].double()
-    assert found["val/y/mae"] == pytest.approx(float(gaps.abs().mean()))
-    assert found["val/mse"] == pytest.approx(float(gaps.square().mean()))
-
-
 @pytest.mark.filterwarnings("ignore:cross_entropy. the model's outputs:UserWarning")
 @pytest.mark.parametrize(
     ("places", "masked"),
     [
+        ((), ()),
+        ((5, 2), (5, 2)),
         ((5, 3), (5,)),
         ((3, 3), (3,)),
         ((3, 3), (3, 1)),
@@ -145,11 +127,14 @@ def test_a_mask_of_some_dimensions_leaves_out_all_that_is_in_its_places(
         torch.rand(20, *masked) > 0.4,
     )
     y = nn.functional.one_hot(labels, 3).movedim(-1, 1).float() if probabilities else labels
-    trainer = hr.Trainer(nn.Identity(), hr.CrossEntropy(weight="m"), inputs="x", metrics=["accuracy"])
+    trainer = hr.Trainer(nn.Identity(), hr.CrossEntropy(weight="m"), inputs="x", metrics=["accuracy", "confusion"])
     found = trainer.validate({"x": scores, "y": y, "m": mask}, batch_size=6)
     counts = mask.reshape(20, *masked[: len(places)], *[1] * (len(places) - len(masked))).expand_as(labels)
     right = scores.argmax(dim=1) == labels
     assert found["val/accuracy"] == pytest.approx(float(right[counts].double().mean()))
+    assert sum(map(sum, found["val/confusion"])) == int(counts.sum())
+    weighed = trainer.validate({"x": scores, "y": y, "m": mask.float()}, batch_size=6)
+    assert weighed["val/accuracy"] == pytest.approx(float(right.double().mean())), "numbers leave nothing out"
 
 
 def test_masks_of_sequences_and_of_numbers_leave_out_places() -> None:

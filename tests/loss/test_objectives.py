@@ -92,26 +92,6 @@ def test_an_objective_has_a_term_of_ours_of_its_outputs_and_a_prior_whose_weight
     assert "val/loss/l2_prior" not in trainer.validate(data)
 
 
-def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior() -> None:
-    class Scaled(hr.Objective, nn.Module):
-        def __init__(self) -> None:
-            nn.Module.__init__(self)
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
-            loss = F.cross_entropy(self.scale * self.call(model, batch), batch["y"], reduction="sum")
-            prior = hr.L2Prior(0.1).term(model, None, batch)
-            return {"scaled": hr.Term(loss, float(batch.rows)), "l2_prior": prior}
-
-    model, objective = nn.Linear(8, 4), Scaled()
-    optimizer = torch.optim.SGD([*model.parameters(), *objective.parameters()], lr=0.1)
-    trainer = hr.Trainer(model, objective, optimizer)
-    losses = trainer.step((X, Y))
-    trainer.release()
-    assert float(losses["total_loss"]) == pytest.approx(float(losses["scaled"] + losses["l2_prior"]))
-    assert objective.scale.item() != 1
-
-
 @pytest.mark.parametrize("names", [["a"], ["a", "b", "c"]])
 def test_weights_of_other_terms_than_there_are_is_refused(names: list[str]) -> None:
     class Unlike(hr.Objective):

@@ -171,8 +171,3 @@ def test_a_declared_row_mean_gives_the_update_of_the_whole_batch(microbatch: int
     torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-6)
     whole, parts = trained(furthest, None), trained(hr.RowMean(furthest), microbatch)
     assert torch.allclose(parts, whole, rtol=1e-3) == (microbatch == N)
-
-
-def test_a_row_mean_must_be_one_number() -> None:
-    with pytest.raises(hr.ConfigError, match=r"'l1_loss' must return one number.*returned \[23, 3\]"):
-        trainer(hr.RowMean(functools.wraps(F.l1_loss)(lambda o, t: (o - t).abs()))).step((PRICES, PAID))

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from kit.in_run import in_run
 from kit.sampled import each
-from kit.small import Parts
+from kit.small import Parts, in_run
 from torch import Tensor, nn
 
 import headrace as hr

@@ -144,15 +144,6 @@ def test_the_run_ends_as_if_the_step_with_the_bad_row_had_never_been(cause: str,
     assert not difference(stopped, before)
 
 
-@pytest.mark.parametrize("on_device", GUARDS)
-def test_a_bad_first_step_leaves_everything_as_it_was_made(on_device: bool) -> None:
-    trainer = made(on_device=on_device, optimizer="adamw")
-    with pytest.raises(hr.NonFiniteError, match=r"^step 1 "):
-        fit(trainer, with_bad(NOTHING, 3))
-    assert not difference(trainer.model, made().model)
-    assert all(float(v.abs().sum()) == 0 for s in trainer.optimizer.state.values() for v in s.values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "name", "microbatch", "on_device"),
@@ -352,18 +343,6 @@ def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
     fit(whole)
     assert not difference(resumed, whole)
     assert "ended by NonFiniteError: step 3" in (tmp_path / "log.txt").read_text()
-
-
-def test_a_run_that_has_stopped_goes_on_by_skipping_if_one_insists(tmp_path: Path) -> None:
-    bad = with_bad(NOTHING, BAD)
-    with pytest.raises(hr.NonFiniteError):
-        fit(made(), bad, run=tmp_path)
-    with pytest.raises(hr.CheckpointError, match="nonfinite: 'stop' in the run, 'skip' now"):
-        fit(made(nonfinite="skip"), bad, run=tmp_path)
-    for epochs, run in [(1, hr.Run(tmp_path, override=True)), (2, tmp_path)]:
-        trainer = made(nonfinite="skip")
-        assert fit(trainer, bad, run=run, epochs=epochs).last["step"] == 5 * epochs
-        assert trainer.skipped == epochs
 
 
 # --- infinities that belong there -----------------------------------------------------------------------------

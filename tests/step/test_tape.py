@@ -59,18 +59,6 @@ def test_the_only_pass_of_an_epoch_is_not_compared(
     assert (found.count("compared"), found.count("replayed")) == (compared, replayed)
 
 
-def test_single_steps_have_torchs_bits() -> None:
-    found = []
-    for tape in (False, True):
-        trainer = made(tape, small.model(norm=True, dropout=0.2))
-        torch.manual_seed(7)
-        for step in range(20):
-            rows = slice(step * 5, step * 5 + 5)
-            trainer.step((X[rows], Y[rows]))
-        found.append(state(trainer.model))
-    assert same(*found)
-
-
 class Meddles(hr.Callback):
     """Does to the gradients, after every update, what a user's code may do."""
 

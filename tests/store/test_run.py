@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from kit.fault_harness import Fail, Trace, open_files, performing
-from kit.in_run import in_run
+from kit.small import in_run
 from torch import nn
 
 import headrace as hr

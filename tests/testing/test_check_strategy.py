@@ -174,9 +174,9 @@ def check_saving(probe: Strategy, training: SmallTraining, traces: list[Trace], 
             check_taken_over(probe, saved, k, traces_of(again, "workers"), f"{where}, taken up by {again.workers}")
 
 
-def stops(last: int) -> range:
-    """Every second step, which are all places of a round of three; nightly, every step."""
-    return range(0, last + 1, 2)
+def stops(last: int) -> set[int]:
+    """Each place of a round of three steps, and the ends of both epochs; nightly, every step."""
+    return {0, min(4, last), min(5, last), last // 2, last}
 
 
 def check_taken_over(probe: Strategy, saved: list[Trace], k: int, rest: list[Trace], where: str) -> None:

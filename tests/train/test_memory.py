@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,16 +266,3 @@ def test_a_loss_that_needs_the_whole_batch_is_not_split() -> None:
     assert model.passes == 1
     with told("memory ran out"):
         quiet(make(Hungry("of torch", "forward", 4, plain=True), loss=hr.RowMean(whole), microbatch="auto"))
-
-
-def test_the_size_that_fits_is_saved_and_goes_on_in_another_process(tmp_path: Path) -> None:
-    first, second, straight = (make(Hungry("of torch", "forward", 3), microbatch="auto") for _ in range(3))
-    torch.manual_seed(5)
-    with told("memory ran out"):
-        small.drive(first, DATA, until=7, run=tmp_path)
-    with told("memory ran out", False):
-        quiet(second, run=tmp_path, epochs=2)
-    assert second.model.sizes == first.model.sizes + [2] * 4 * 3, "those of before went on with the run"
-    with told("memory ran out"):
-        quiet(straight, epochs=2)
-    same(second.model, straight.model)

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from kit import small
 from kit.sampled import each
-from kit.small import data, drive, model, same
+from kit.small import data, drive, same
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -21,10 +22,7 @@ from headrace.workers.here import here
 
 X, Y = DATA = data(18)  # five batches, the last of 2
 VAL = X[:4], Y[:4]
-
-
-def network(seed: int = 0) -> nn.Sequential:
-    return model(norm=True, seed=seed)
+network = partial(small.model, norm=True)
 
 
 def make(of: nn.Module | None = None, **options: Any) -> hr.Trainer:
@@ -157,7 +155,7 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
     with pytest.raises(ZeroDivisionError):
         driven(make(), tmp_path, fails_at(8))
     assert steps_in(tmp_path) == {"1 step": [*range(8)], "3 steps": [0, 3, 6], "1 epoch": [0, 5]}[every]
-    resumed = driven(make(network(3)), tmp_path)
+    resumed = driven(make(network(seed=3)), tmp_path)
     assert same(resumed.model, whole.model)
     assert resumed.history.rows == whole.history.rows
 
@@ -204,7 +202,7 @@ def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -
 def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path) -> None:
     trainer = scripted(tmp_path / "run", 3, 1, 2)
     for which, step in dict[Any, int]({"best": 10, "last": 15, 5: 5, 0: 0, None: 10}).items():
-        model = network(7)
+        model = network(seed=7)
         assert hr.load_weights(model, str(tmp_path / "run"), which=which) == step
         assert same(model, weights_of(tmp_path / "run", step))
         assert same(model, trainer.model) == (step == 15)
@@ -223,7 +221,7 @@ def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path)
 
 def test_load_weights_refuses_another_model_unless_it_need_not_be_strict(tmp_path: Path) -> None:
     fit(tmp_path)
-    other = network(7)
+    other = network(seed=7)
     other[3] = nn.Linear(8, 5)
     other.append(nn.PReLU())
     before = {name: value.clone() for name, value in other.state_dict().items()}
@@ -243,11 +241,11 @@ def test_load_weights_verifies_what_it_reads(name: str, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
-    model = network(7)
+    model = network(seed=7)
     for which in ("best", 10):
         with pytest.raises(hr.CorruptError, match=name):
             hr.load_weights(model, tmp_path, which=which)
-    assert same(model, network(7))
+    assert same(model, network(seed=7))
     [path] = tmp_path.glob(f"checkpoints/step-000000000015-*/{name}")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="step-000000000015"), pytest.warns(UserWarning, match="step-000000000010"):
@@ -277,10 +275,10 @@ def test_a_run_goes_on_whether_or_not_its_model_is_compiled(first: str, second: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of compiling
         drive(make(compiled(network(), first)), DATA, VAL, until=3, run=tmp_path, epochs=1)
-        trainer, whole = fit(tmp_path, make(compiled(network(1), second)), epochs=1), fit(None, epochs=1)
+        trainer, whole = fit(tmp_path, make(compiled(network(seed=1), second)), epochs=1), fit(None, epochs=1)
     for mine, raw in zip(trainer.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, raw)
-    plain, wrapped = network(2), compiled(network(3), second)
+    plain, wrapped = network(seed=2), compiled(network(seed=3), second)
     assert hr.load_weights(plain, tmp_path, which="last") == hr.load_weights(wrapped, tmp_path, which="last") == 5
     assert weights_of(tmp_path, 5).keys() == network().state_dict().keys()
     assert same([*plain.state_dict().values()], [*wrapped.state_dict().values()])

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from kit import small
-from kit.in_run import in_run
 from kit.sampled import sampled
-from kit.small import same, state
+from kit.small import in_run, same, state
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
