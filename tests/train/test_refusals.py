@@ -319,7 +319,8 @@ def test_what_cannot_work_is_refused_before_the_first_update(
     assert kind is hr.HeadraceError or type(caught.value) is kind
     assert isinstance(caught.value, (hr.RunError, ValueError))
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
-    trainer.optimizer.param_groups[0].pop("initial_lr", None)  # where a schedule begins
+    for name in ("initial_lr", "last_lr"):  # where a schedule begins, and where it has left the rate
+        trainer.optimizer.param_groups[0].pop(name, None)
     assert not (where := difference(trainer, before)), where
     assert [m.training for m in trainer.model.modules()] == modes
     params = [*trainer.model.parameters()]
