@@ -33,6 +33,8 @@ processes = left_behind.Processes()
 first = "PYTEST_XDIST_WORKER" not in os.environ  # this process distributes the tests, or runs them itself
 watched = 0.0, 0.0  # the limit of the watchdog, and when it was last started
 ERRORS = pytest.StashKey[int]()
+SLOW = {*(Path(__file__).parent / "slow.txt").read_text().split()}
+"""Tests that take a fifth of a second or more for a case, or are very many: they run with --all."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,8 +52,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         watched = limit_s, now
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts slow files first, so that no process is left with one at the end."""
+    """Marks the slow tests, and starts slow files first, so that no process is left with one at the end."""
+    for item in items:
+        if item.nodeid.partition("[")[0].rpartition("tests/")[2] in SLOW:
+            item.add_marker(pytest.mark.slow)
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in long)
 

@@ -59,7 +59,6 @@ def fit(made: hr.Trainer, steps: int = STEPS, **options: Any) -> Any:
 
 @pytest.mark.parametrize("how", [{"tape": False}, {"tape": True}, {"arena": False}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow
 def test_weights_are_those_of_the_loop_that_keeps_copies(kind: str, how: dict[str, Any]) -> None:
     assert equal(fit(trainer(kind, **how)), by_hand(kind))
 
@@ -92,7 +91,6 @@ def test_a_weight_that_something_else_has_written_is_where_the_next_step_begins(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow
 def test_a_run_goes_on_with_its_copies_after_any_update(kind: str, tmp_path: Path) -> None:
     reference = by_hand(kind)
     for stop in range(1, STEPS, 3):

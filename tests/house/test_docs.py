@@ -168,7 +168,6 @@ def test_every_command_that_is_shown_is_taken() -> None:
             assert {word for word in unknown if word.startswith("-")} <= {"--lr", "--hidden"}, words
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_recipes_work_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The tests that GUARANTEES.md and the faults name are there, and every fault has its place in the library."""
+"""The tests that GUARANTEES.md, slow.txt and the faults name are there, and each fault has its place in the library."""
 
 import re
 from pathlib import Path
@@ -16,9 +16,10 @@ def is_there(test: str) -> bool:
     return (TESTS / file).is_file() and (not function or f"\ndef {function}(" in (TESTS / file).read_text())
 
 
-def test_every_test_that_holds_a_guarantee_is_there() -> None:
+def test_every_test_that_holds_a_guarantee_or_is_slow_is_there() -> None:
     assert len(NAMED) > 60
-    assert [test for test in NAMED if not is_there(test)] == []
+    slow = (TESTS / "slow.txt").read_text().split()
+    assert [test for test in (*NAMED, *slow) if not is_there(test)] == [], "rename it, or take it out"
     assert not is_there("store/test_power_loss.py::test_that_nobody_has_written")
 
 

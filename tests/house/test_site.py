@@ -46,7 +46,6 @@ def changed(path: Path) -> float:
     return path.stat().st_mtime
 
 
-@pytest.mark.slow
 def test_the_site_has_every_page_and_asks_nobody_else_for_anything(site: Path) -> None:
     built = {page.relative_to(site).with_suffix(""): page for page in site.rglob("*.html") if "-probe" not in page.name}
     assert built.keys() == {page.relative_to(DOCS).with_suffix("") for page in DOCS.rglob("*.md")} | {Path("404")}
@@ -67,7 +66,6 @@ def address(site: Path) -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_fits_a_narrow_window_and_says_nothing_to_the_console(page: str, site: Path, address: str) -> None:
     chromium()
@@ -79,7 +77,6 @@ def test_a_page_fits_a_narrow_window_and_says_nothing_to_the_console(page: str, 
     assert int(content) <= int(window), "nothing but code and tables scrolls sideways"
 
 
-@pytest.mark.slow
 def test_the_search_ranks_guides_above_the_reference_and_the_changes(site: Path) -> None:
     documents = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     boosts = {each["location"].partition("#")[0]: each.get("boost", 1) for each in documents}

@@ -35,7 +35,6 @@ def run(name: str, capsys: Any) -> str:
     return str(capsys.readouterr().out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(LEARNT, keep=[name for name in LEARNT if name != "detector"]))
 def test_an_example_learns_what_it_is_about(name: str, capsys: Any, tmp_path: Path) -> None:
     what, enough = LEARNT[name]
@@ -49,7 +48,6 @@ def test_an_example_learns_what_it_is_about(name: str, capsys: Any, tmp_path: Pa
         assert "going on from step 317" in (tmp_path / "runs" / "parts" / "log.txt").read_text()
 
 
-@pytest.mark.slow
 def test_the_example_of_optuna_finds_something_and_prunes_something(capsys: Any, tmp_path: Path) -> None:
     last = run("tune_with_optuna", capsys).splitlines()[-1]
     found = re.fullmatch(r"best: (\d\.\d+) with \{.*\}; pruned: (\d+) of 8", last)

@@ -26,7 +26,6 @@ def test_the_page_has_seven_programs_beside_their_loops() -> None:
     assert PAGE.count('=== "By hand"') == PAGE.count('=== "headrace"') == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "amount"), [(name, int(amount)) for name, _, amount in PAIRS])
 def test_a_program_has_the_bits_of_its_loop(name: str, amount: int, names: dict[str, Any]) -> None:
     by_hand, ours, shorter = names[f"{name}_by_hand"](), names[name](), names[name](amount - 1)

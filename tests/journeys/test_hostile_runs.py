@@ -151,7 +151,6 @@ ONE: list[tuple[str, tuple[Any, ...], Any, str, str]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "path", "value", "use", "said"),
@@ -170,7 +169,6 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_and_its_key(
         uses(kind, run)[use]()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize("name", ["model.safetensors", "optim.safetensors", TRAINER, WORKER, "rank-00000.safetensors"])
 def test_a_file_that_the_manifest_does_not_name_is_missed(name: str, made: tuple[str, Path], tmp_path: Path) -> None:
@@ -182,7 +180,6 @@ def test_a_file_that_the_manifest_does_not_name_is_missed(name: str, made: tuple
     assert found["best"].startswith("CorruptError" if name in ("model.safetensors", TRAINER) else "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize("counter", ["samples", "epoch"])
 def test_a_report_that_does_not_count_is_none(counter: str, made: tuple[str, Path], tmp_path: Path) -> None:
@@ -244,7 +241,6 @@ def changed(found: Any, random: Random) -> tuple[bytes, str]:
     return text.encode(), f"{path}: {text[:200]}"
 
 
-@pytest.mark.slow
 def test_whatever_a_document_holds_it_is_used_or_refused_in_a_sentence(made: tuple[str, Path]) -> None:
     chosen = seeds(6, nightly=600)
     assert survey(*made, chosen) > len(chosen) / 3, "hardly a change was noticed: is it made?"
@@ -276,7 +272,6 @@ def survey(kind: str, whole: Path, seeds: Iterable[int]) -> int:
 # --- links --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 def test_no_link_in_a_run_leads_out_of_it(made: tuple[str, Path]) -> None:
     """Whatever of a run is a link to the same outside: used or refused, and nothing outside is written or made."""

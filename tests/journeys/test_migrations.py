@@ -24,7 +24,6 @@ NEEDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["with_headrace", "loop", *sampled(NEEDS, of=5)])
 def test_a_program_learns_the_task_and_goes_on_when_it_is_started_again(name: str, tmp_path: Path) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:

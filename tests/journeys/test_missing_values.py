@@ -16,7 +16,6 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(n_features, width), nn.ReLU(), nn.Linear(width, n_outputs))
 
 
-@pytest.mark.slow
 def test_a_search_of_scikit_learn_finds_the_scores_of_a_search_by_hand() -> None:
     from sklearn.datasets import load_wine
     from sklearn.impute import SimpleImputer

@@ -117,7 +117,6 @@ def adversaries() -> tuple[Adversaries, dict[str, torch.optim.Optimizer]]:
     }
 
 
-@pytest.mark.slow
 def test_a_critic_learns_three_times_for_each_time_of_the_generator_as_in_a_loop(tmp_path: Path) -> None:
     real = 3 + torch.randn(600, 1, generator=torch.Generator().manual_seed(1))
 
@@ -228,7 +227,6 @@ def windows(begin: int, end: int) -> hr.ArrayTable:
     return hr.ArrayTable({"x": CODES[starts], "y": CODES[starts + 1]})
 
 
-@pytest.mark.slow
 def test_a_small_gpt_is_trained_averaged_interrupted_and_writes_as_in_a_loop(tmp_path: Path) -> None:
     train, val = windows(0, 2000), windows(2000, 2800)
     decay, epochs = 0.9, 4
@@ -343,7 +341,6 @@ def played(model: nn.Module, target: nn.Module, learn: Callable[[dict[str, Tenso
     return lengths
 
 
-@pytest.mark.slow
 def test_an_agent_learns_from_its_memory_as_in_a_loop() -> None:
     raw, target = values(), values()
     optimizer = torch.optim.Adam(raw.parameters(), lr=3e-3)
@@ -473,7 +470,6 @@ class Reinforce(hr.Objective):
         return {"regret": hr.Term(regret(model, batch.fields), batch.rows)}
 
 
-@pytest.mark.slow
 def test_an_agent_that_learns_from_what_it_does_now_is_trained_as_in_a_loop(tmp_path: Path) -> None:
     raw = values()
     optimizer = torch.optim.Adam(raw.parameters(), lr=1e-2)

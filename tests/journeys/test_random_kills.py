@@ -88,7 +88,6 @@ def test_a_training_killed_at_any_moment_ends_as_the_one_that_never_was(seed: in
     assert main(["verify", str(run)]) == 0
 
 
-@pytest.mark.slow
 def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
     run = tmp_path / "run"
@@ -103,7 +102,6 @@ def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Pat
     assert "going on from step" in (run / "log.txt").read_text()
 
 
-@pytest.mark.slow
 def test_a_training_killed_before_its_first_update_begins_as_if_it_had_not_been(tmp_path: Path) -> None:
     found = []
     for name, deaths in (("once", [True, False]), ("never", [False])):
@@ -148,7 +146,6 @@ def digest_of(run: Path, changes: bool = True) -> str:
         return child.told[-1]
 
 
-@pytest.mark.slow
 def test_a_training_on_a_mixture_that_changes_goes_on_after_kills(tmp_path: Path) -> None:
     for step in (3, 6, 9, 17, 22):
         with start(train_on_a_mixture, tmp_path, tmp_path / "killed", True, step) as child:

@@ -43,7 +43,6 @@ def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
         exec(compile("\n" * program.line + program.text, str(page), "exec"), names)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", ["workers.md", "large_models.md"])
 def test_the_first_program_of_several_workers_starts_two_processes(page: str, tmp_path: Path) -> None:
     """As the main program, which those of a page otherwise are not."""
@@ -95,7 +94,6 @@ def clone(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_readme_and_the_tour_run_as_they_stand(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,6 @@ def test_padded_outputs_are_joined_if_all_are_as_long_and_else_refused_with_what
 # --- resume ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", ["rows", "words"])
 @pytest.mark.parametrize("table", [hr.ArrayTable, Elsewhere])
 def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(

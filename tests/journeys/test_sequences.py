@@ -39,7 +39,6 @@ from headrace.data.sparse import Sparse
 FORMS = ["padded", "Ragged", "flat"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "form", "data"),
     each(CASES, FORMS, ["holes", "full"]),
@@ -55,7 +54,6 @@ def test_losses_and_updates_are_those_of_a_loop_with_a_mask(case: str, form: str
     assert not torch.equal(weights(ours), weights(tried.model()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "microbatch"),
     each(CASES, [1, 3, 7, "auto"]),
@@ -130,7 +128,6 @@ def test_sparse_targets_are_compared_as_the_dense_ones_that_they_stand_for() -> 
 # --- metrics -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_metrics_are_those_of_scikit_learn_over_the_items(form: str) -> None:
     from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
@@ -153,7 +150,6 @@ def test_metrics_are_those_of_scikit_learn_over_the_items(form: str) -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 3), min_size=1, max_size=6), outputs=st.integers(1, 4))
-@pytest.mark.slow
 def test_flat_padded_and_ragged_outputs_mean_the_same_whatever_the_lengths_are(
     lengths: list[int], outputs: int
 ) -> None:

@@ -13,7 +13,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "tutorial.md"
 
 
-@pytest.mark.slow
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     assert run_page(PAGE.read_text(), tmp_path) >= 7
     for made in ("runs/first/report.html", "answers.csv", "runs/first/model.pt2"):
@@ -43,7 +42,6 @@ def test_the_blocks_of_the_tutorial_are_found() -> None:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
 def test_a_preempted_program_ends_and_goes_on_as_its_page_shows(tmp_path: Path) -> None:
     assert run_page((DOCS / "resume.md").read_text(), tmp_path) == 1
@@ -60,7 +58,6 @@ def test_the_scripts_for_batch_systems_can_be_read() -> None:
     assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == claimed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "queued"), [("USR1", "requeue 17"), *nightly(("TERM", "no request"))])
 def test_a_job_of_slurm_saves_and_is_put_back_into_the_queue(sent: str, queued: str, tmp_path: Path) -> None:
     """With stand-ins for `srun`, which runs the program, and `scontrol`, which notes what it was asked."""

@@ -236,7 +236,6 @@ def test_a_file_of_options_that_is_a_link_into_or_in_a_run_names_no_recipe(
     assert not (place / "executed").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NEED_CODE if name not in ("load", "fit again")])
 def test_with_trust_the_copy_in_the_run_is_executed_and_no_path_that_it_names(name: str, place: Path) -> None:
     names(place / "run", str(evil(place / "evil.py")) + ":small")
@@ -277,7 +276,6 @@ def test_a_recipe_that_the_user_names_is_executed_and_none_of_the_run(name: str,
     assert not (place / "executed").exists()
 
 
-@pytest.mark.slow
 def test_workers_import_nothing_from_a_run_that_is_the_working_directory(place: Path) -> None:
     modules_that_python_imports(place / "run")
     program = place / "bin" / "command.py"  # as the script that pip installs, which is not in the working directory
@@ -357,7 +355,6 @@ def read_it(place: str) -> None:
 CASES = [*each([*DOCUMENTS, *IN_CHECKPOINT], CONTENTS), ("metrics.jsonl", "a device")]  # which is read line by line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "content"), CASES)
 def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str, content: str, place: Path) -> None:
     put(place / "run", name, content)

@@ -198,7 +198,6 @@ def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Tra
     return through(copy.deepcopy(loss), model, inputs="x", **options)
 
 
-@pytest.mark.slow
 def test_validation_in_batches_gives_the_mean_over_the_whole_set() -> None:
     found = {n: trainer(case.term).validate(case.streams(), batch_size=7)["val/loss"] for n, case in MEANS.items()}
     assert found == {name: pytest.approx(case.expected.item(), rel=1e-12) for name, case in MEANS.items()}
@@ -250,7 +249,6 @@ ROWS = st.lists(st.integers(0, N - 1), min_size=1, max_size=40)
 CUTS = st.sets(st.integers(1, 39), max_size=6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(CASES, keep=HARD, of=6))
 @settings(max_examples=12)
 @given(rows=ROWS, cuts=CUTS)

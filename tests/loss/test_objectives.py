@@ -153,7 +153,6 @@ def make_gan(model: nn.Module, every: Any = "3 steps", **options: Any) -> hr.Tra
     )
 
 
-@pytest.mark.slow
 def test_one_of_two_optimizers_is_used_at_every_third_step_also_after_a_resume(tmp_path: Path) -> None:
     """That the weights are those of a loop by hand, a journey of `test_practitioners.py` shows."""
 
@@ -176,7 +175,6 @@ def test_an_optimizer_that_is_not_used_yet_has_its_schedule() -> None:
     assert [o.param_groups[0]["lr"] for o in trainer.optimizers.values()] == [2.5e-4, 2.5e-4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [hr.Synchronous, partial(hr.Periodic, "2 steps"), partial(hr.Elastic, "2 steps")])
 def test_workers_use_an_optimizer_at_the_same_steps(strategy: Any) -> None:
     def train() -> tuple[list[Tensor], list[int]]:

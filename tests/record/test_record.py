@@ -252,7 +252,6 @@ def _drawn(fields: Mapping[str, Any], draws: hr.Draws) -> Mapping[str, Any]:
     return {**fields, "x": fields["x"] + draws.normal(20)}
 
 
-@pytest.mark.slow
 def test_updates_of_rows_that_a_trainer_augments_are_made_again(tmp_path: Path) -> None:
     data, never = columns(poisoned=POISONED_LATE), columns(poisoned=POISONED_LATE)
     train("plain", tmp_path / "run", data, augment=_drawn)
@@ -288,7 +287,6 @@ def train_on_workers(path: str, case: int) -> None:
     hr.launch(train_on_worker, Path(path), strategy, data, workers=workers, engine=engine)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
 @pytest.mark.parametrize(
     "case",
@@ -315,7 +313,6 @@ def test_what_workers_made_is_made_again(case: int, tmp_path: Path) -> None:
     assert len(certificate.stretches) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this replay may not be exact:UserWarning")
 def test_what_workers_made_is_forked_and_made_without_rows(tmp_path: Path) -> None:
     def again() -> hr.Trainer:
@@ -335,7 +332,6 @@ def test_what_workers_made_is_forked_and_made_without_rows(tmp_path: Path) -> No
     assert differences(record.path, tmp_path / "clean", UPDATES) != []
 
 
-@pytest.mark.slow
 def test_another_number_of_workers_is_said_before_the_replay(tmp_path: Path) -> None:
     """The negative control: one worker adds up otherwise than three."""
     data = columns(poisoned=30)
@@ -347,7 +343,6 @@ def test_another_number_of_workers_is_said_before_the_replay(tmp_path: Path) -> 
     assert not torch.equal(made.model.state_dict()["0.weight"], there["0.weight"])
 
 
-@pytest.mark.slow
 def test_rows_that_a_center_lent_are_not_known(tmp_path: Path) -> None:
     strategy = hr.Elastic(every="2 steps")
     hr.launch(train_on_worker, tmp_path / "run", strategy, columns(), workers=2)

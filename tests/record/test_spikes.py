@@ -115,7 +115,6 @@ def train_and_tell(run: str, action: str) -> None:
     fit(Path(run), action, every="3 steps", callbacks=[hr.Lambda(on_step_end=stop)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_training_that_is_killed_decides_the_same(action: str, tmp_path: Path) -> None:
     undisturbed, guard = fit(tmp_path / "calm", action, every="3 steps")

@@ -107,7 +107,6 @@ FLAT = ["sgd", "momentum", "nesterov", "dampened", "adam", "amsgrad", "adamw"]
 """Those whose steps on vectors are made without torch's own bookkeeping."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=FLAT, of=3))
 def test_every_elementwise_optimizer_gives_the_bits_of_the_raw_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat, "PIECE", 64)  # even parameters of this size are stepped in pieces

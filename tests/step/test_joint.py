@@ -60,7 +60,6 @@ def trainer(make: Make = muon_and_adamw, **options: Any) -> hr.Trainer:
 
 @pytest.mark.parametrize("clip", [{}, {"clip_value": 1e-3}], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("how", [{"tape": False}, {"tape": True}, {"arena": False}], ids=str)
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [muon_and_adamw, three])
 def test_weights_and_states_are_those_of_the_loop_with_several_optimizers(
     make: Make, how: dict[str, Any], clip: dict[str, float]
@@ -106,7 +105,6 @@ def _weights(strategy: hr.Strategy) -> list[Tensor]:
     return [param.detach() for param in ours.model.parameters()]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has:UserWarning")
 def test_two_workers_have_the_bits_of_one_where_batches_are_cut_into_parts() -> None:
     one = _weights(hr.Synchronous(parts=2))

@@ -31,7 +31,6 @@ def trainer(kind: str) -> hr.Trainer:
     return hr.Trainer(model, hr.CrossEntropy(), momentum(model), batch_size=BATCH)
 
 
-@pytest.mark.slow
 def test_the_weights_are_those_of_the_plain_loop_and_not_those_of_fp32() -> None:
     ours, plain = trainer("fp8"), trainer("fp32")
     fit(ours, (X, Y))
@@ -42,7 +41,6 @@ def test_the_weights_are_those_of_the_plain_loop_and_not_those_of_fp32() -> None
     assert not same(expected, plain.model), "the control"
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     stop_and_resume(lambda: trainer("fp8"), [1, 4], tmp_path, lambda: (X, Y))
 

@@ -144,7 +144,6 @@ def test_the_run_ends_as_if_the_step_with_the_bad_row_had_never_been(cause: str,
     assert not difference(stopped, before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "name", "microbatch", "on_device"),
     sampled(
@@ -317,7 +316,6 @@ def test_a_batch_without_any_weight_changes_nothing(loss: str, microbatch: int |
 # --- in a run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "on_device"),
     sampled(product(CAUSES, GUARDS), keep=[("batch norm", True), ("a NaN in the data", False)], of=6),

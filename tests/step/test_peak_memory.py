@@ -49,7 +49,6 @@ def peak_kb(at: Path, by_hand: bool) -> int:
         return int(child.until("peak"))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak is read from /proc")
 def test_large_gradients_of_an_update_are_let_go_before_the_next_pass(tmp_path: Path) -> None:
     by_hand = peak_kb(tmp_path, True)

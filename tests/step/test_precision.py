@@ -28,7 +28,6 @@ def make(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "options"),
     each(HALF, [{}, {"microbatch": 10}, {"clip_norm": 1.0}, {"arena": False}]),
@@ -98,7 +97,6 @@ def test_an_overflow_of_fp16_gradients_leaves_the_update_out_and_lowers_the_scal
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("c++") is None or " " in torch.__file__,
     reason="torch compiles for a CPU with a C++ compiler, to which it gives its own place without quotes",

@@ -97,7 +97,6 @@ def test_what_does_not_go_is_refused() -> None:
         train(tied(), recompute="blocks.*", tape=True)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of dynamo
 def test_the_modules_that_are_named_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

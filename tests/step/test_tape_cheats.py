@@ -140,7 +140,6 @@ def check(make: Any, ways: Sequence[str] = ("steps", "fit"), expected: list[Tens
             pytest.fail(f"fit, tape=True: {note}")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # of Python 3.13
 @pytest.mark.parametrize("name", ALL)
@@ -150,7 +149,6 @@ def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -
     check(ALL[name], (way, *nightly("steps", "fit")), by_torch(name))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "name"),
     sampled(
@@ -172,7 +170,6 @@ def by_hand(make: Callable[[], Cheat]) -> list[Tensor]:
         return [value.clone() for value in cheat.model.state_dict().values()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_changes_an_optimizer_is_as_effective_as_in_a_loop_by_hand(name: str) -> None:
     def make() -> Cheat:
@@ -182,7 +179,6 @@ def test_what_changes_an_optimizer_is_as_effective_as_in_a_loop_by_hand(name: st
     assert same(expected, trained(make, False)[0][: len(expected)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "name"),
     sampled(
@@ -211,7 +207,6 @@ def test_any_hook_of_a_callback_may_change_what_a_pass_reads(hook: str, name: st
     assert same(*found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "name"), [(["on_step_end", "on_macrobatch_end"][k % 2], name) for k, name in enumerate(CHANGED)]
 )
@@ -219,7 +214,6 @@ def test_a_callback_of_a_prediction_may_change_the_model(hook: str, name: str) -
     assert same(scored(ALL[name], False, hook), scored(ALL[name], "auto", hook))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has .* with microbatches:UserWarning")
 @pytest.mark.parametrize(
     ("what", "name"),
@@ -246,7 +240,6 @@ def test_updates_that_are_not_made_or_made_in_parts_leave_what_torch_leaves(what
 
 
 @pytest.mark.filterwarnings("ignore:predict. an output of shape")  # one adds up its rows
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     sampled(OF_MODELS, keep=[*(set(WRITES) & set(OF_MODELS)), "class_of_settings", "fast_path_of_attention"], of=8),
@@ -318,7 +311,6 @@ def beside_draws(model: nn.Module, late: bool) -> Cheat:
     return Cheat(copy.deepcopy(model), change=begin if late else lambda: None, undo=end)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tape", "by_fit", "late"),
     [("auto", True, True), ("auto", False, False), (True, True, False), (True, False, True)],
@@ -333,7 +325,6 @@ def test_random_numbers_of_another_thread_do_not_disturb_a_model_that_draws_none
         assert same([*expected, losses], [*found, found_losses])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("by_fit", [False, True])
 def test_random_numbers_of_another_thread_do_not_end_a_training_with_dropout(by_fit: bool, late: bool) -> None:
@@ -342,7 +333,6 @@ def test_random_numbers_of_another_thread_do_not_end_a_training_with_dropout(by_
         trained(lambda: beside_draws(model, late), "auto", by_fit)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")
 @pytest.mark.parametrize("name", ALL)

@@ -20,7 +20,6 @@ def bits(x: Tensor) -> Tensor:
     return x.masked_fill(x.isnan(), torch.nan).view(torch.int32)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("classes", EQUAL)
 def test_columns_have_the_bits_of_rows(classes: int) -> None:
     generator = torch.Generator().manual_seed(classes)

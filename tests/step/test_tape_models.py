@@ -176,7 +176,6 @@ def differing(a: nn.Module, b: nn.Module) -> list[str]:
     return [name for (name, p), q in pairs if not torch.equal(p.nan_to_num(), q.nan_to_num())]
 
 
-@pytest.mark.slow
 @settings(
     max_examples=200 if EVERY in os.environ else 12,
     deadline=None,
@@ -193,7 +192,6 @@ def test_a_random_model_gives_the_bits_of_the_raw_loop(seed: int) -> None:
     assert not differing(expected, found), f"{case.text}: {note}"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has .* with microbatches:UserWarning")
 @given(st.integers(0, 2**32))
 @settings(max_examples=40 if EVERY in os.environ else 4, deadline=None)
@@ -204,7 +202,6 @@ def test_a_random_model_in_microbatches_gives_the_bits_of_torch(seed: int) -> No
     assert not differing(expected, found), f"{case.text}: {note}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LAYERS)))
 def test_each_layer_is_replayed_with_the_bits_of_the_raw_loop(number: int) -> None:
     """The control, too: what random models compare is not torch with torch."""

@@ -46,7 +46,6 @@ def trained(model: Callable[[], nn.Module], loss: Any, data: dict[str, Tensor], 
     return [*(value.clone() for value in made.state_dict().values()), torch.get_rng_state(), *predicted], note
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_model_is_replayed_with_torchs_bits(name: str) -> None:
     model, data, loss = ORDINARY[name]

@@ -43,7 +43,6 @@ READERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(READERS, keep=["full", "blocks", "blocks, crossing, cut", "two epochs"]))
 def test_a_reader_keeps_its_promises_in_every_order(name: str) -> None:
     table = dense_table(11)
@@ -60,7 +59,6 @@ BY_ITEMS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     sampled([*((name, {"seed": 2}) for name in MAKERS), *BY_ITEMS], keep=BY_ITEMS[1::2], of=2),
@@ -73,7 +71,6 @@ def test_a_reader_keeps_its_promises_over_every_table_and_sized_by_items(name: s
     check_source(lambda: hr.Reader(table, **{"seed": 1, **sized, **options}), sizes=sizes, workers=(2, 5), rows=table)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "skipped"),
     [
@@ -92,7 +89,6 @@ def test_a_source_that_does_less_keeps_its_promises_and_the_others_are_listed(
     assert all(f"not checked: {promise}: " in str(report) for promise in skipped)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [Numbers, Graphs, WholeGraphs, OfItsOwnSize, PerWorker, Round, OneColumn, Words])
 def test_a_source_of_any_kind_keeps_its_promises(make: type[Numbers]) -> None:
     report = check_source(make, sizes=(4, 30), rows=11)
@@ -134,7 +130,6 @@ def test_the_message_says_promise_place_what_was_expected_and_what_came() -> Non
     )
 
 
-@pytest.mark.slow
 def test_a_loop_without_end_is_found_and_ended() -> None:
     class Spinning(Numbers):
         def made(self, first: int, last: int, total: int) -> Any:
@@ -157,7 +152,6 @@ def test_a_factory_that_makes_no_source_is_told_so() -> None:
         check_source(lambda: (_ for _ in ()).throw(FileNotFoundError("no such file")))
 
 
-@pytest.mark.slow
 def test_an_epoch_of_other_rows_than_the_author_knows_is_told() -> None:
     few: dict[str, Any] = {"sizes": (4,), "workers": (1,)}
     check_source(lambda: hr.Reader(dense_table(5)), rows=dense_table(5), **few)

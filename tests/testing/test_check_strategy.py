@@ -220,13 +220,11 @@ GOOD: dict[str, Callable[[], Strategy]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(GOOD, keep=["synchronous", "elastic", "block momentum"]))
 def test_every_strategy_keeps_its_promises(name: str) -> None:
     check(GOOD[name], workers=(1, 3))
 
 
-@pytest.mark.slow
 def test_a_strategy_of_ones_own_keeps_its_promises() -> None:
     check(Mean, workers=(1, 2))
 
@@ -430,7 +428,6 @@ BROKEN: list[tuple[Callable[[], Strategy], str, tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("make", "promise", "workers"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_strategy_is_named_by_the_promise_that_it_breaks(
     make: Callable[[], Strategy], promise: str, workers: tuple[int, ...]

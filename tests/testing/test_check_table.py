@@ -197,7 +197,6 @@ BAD_TABLES: list[tuple[str, type[Squares], str]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("promise", "make", "told"), BAD_TABLES, ids=[f"{b[0]}-{b[1].__name__}" for b in BAD_TABLES])
 def test_a_table_that_breaks_a_promise_is_told_which(promise: str, make: Any, told: str) -> None:
     with pytest.raises(AssertionError, match=rf"^{make.__name__} broke the promise '{promise}': .*\n.*({told})"):

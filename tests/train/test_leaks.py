@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from kit import trainees
 from kit.forked import start, tell
 
@@ -66,7 +65,6 @@ def held(found: list[dict[str, Any]]) -> tuple[bool, bool]:
     return all(each == samples[0] for each in samples) and threads[0] == threads[1], bool(slope < BYTES_PER_EPOCH)
 
 
-@pytest.mark.slow
 def test_a_long_training_holds_on_to_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     found = measured(run, epochs=200)
@@ -78,7 +76,6 @@ def test_a_long_training_holds_on_to_nothing(tmp_path: Path) -> None:
     assert len(list((run / "checkpoints").iterdir())) in (2, 3), "two are kept, and the best"
 
 
-@pytest.mark.slow
 def test_a_training_that_does_is_noticed(tmp_path: Path) -> None:
     """The negative control."""
     assert held(measured(tmp_path / "run", 30, leaks=True)) == (False, False)

@@ -70,7 +70,6 @@ def ask_by_own_means(run: str, means: str) -> None:
         tell(f"heard {len(heard)}, stays {signal.getsignal(signal.SIGTERM) != before}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("means", "heard", "status", "step"),
     [

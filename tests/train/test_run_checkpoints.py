@@ -80,7 +80,6 @@ EVERY: dict[str, list[int]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
     """What is due does not move when a run is resumed."""
@@ -137,7 +136,6 @@ def fails_at(step: int) -> hr.Callback:
     return hr.Lambda(on_step_end=on_step_end)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("every", ["1 step", "3 steps", "1 epoch"])
 def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_step(every: str, tmp_path: Path) -> None:
     """And nothing is saved of a step that raises."""
@@ -269,7 +267,6 @@ def compiled(model: Any, how: str) -> Any:
 HOW = ["not", "whole", "part", "in place"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), each(HOW, [*HOW[1:], HOW[0]]))
 def test_a_run_goes_on_whether_or_not_its_model_is_compiled(first: str, second: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():

@@ -114,7 +114,6 @@ def stream() -> Pulled:
     return Pulled(COLUMNS, state=False)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Pulled has no state_dict")
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("every", ["1 epoch", "3 steps"])
@@ -134,7 +133,6 @@ def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_b
     assert list(found["train/loss"]) == list(history["train/loss"])
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Pulled has no state_dict", "ignore:.*does not shard")
 def test_workers_that_read_a_source_without_state_go_on_from_the_beginning_of_an_epoch(tmp_path: Path) -> None:
     def trained(run: Path | None, limit: int) -> Any:

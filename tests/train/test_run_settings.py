@@ -313,7 +313,6 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_may_change_and_the_log_names_them(name: str, tmp_path: Path) -> None:
     was, now, told = LIMITS[name]

@@ -71,7 +71,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(what: str, tmp_path: Path) -> None:
     settings, options, error = REFUSED[what]
@@ -160,7 +159,6 @@ def test_a_run_that_was_left_at_its_last_step_is_tested_when_it_is_gone_on_with(
     assert "train/loss" not in lines[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("restore", "schedule"),
     each([None, False, True], ["by step", "constant"]),
@@ -195,7 +193,6 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
 def test_a_run_that_goes_on_with_other_threads_says_so_once(tmp_path: Path, threads: int) -> None:
     left_at(tmp_path / "run", 3)
     left_at(tmp_path / "run", 5)  # as before: not a word

@@ -43,7 +43,6 @@ def seen(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in (METRICS, LOCK, "run.json", "config.json", "log.txt")}
 
 
-@pytest.mark.slow
 def test_a_second_trainer_fails_at_once_and_names_the_first(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train, tmp_path, run, True) as first:
@@ -67,7 +66,6 @@ def train_when_told(run: str) -> None:
     train(run, True)
 
 
-@pytest.mark.slow
 def test_of_two_that_start_at_the_same_moment_one_trains(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train_when_told, tmp_path, run) as one, start(train_when_told, tmp_path, run) as other:
@@ -82,7 +80,6 @@ def test_of_two_that_start_at_the_same_moment_one_trains(tmp_path: Path) -> None
         assert trained.until("digest") == trainees.reference().digest
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
 def test_a_holder_that_died_holds_nothing(number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -142,7 +139,6 @@ def train_and_leave_a_worker(run: str) -> None:
     trainees.fit(trainees.trainer(), run, callbacks=[Forks()])
 
 
-@pytest.mark.slow
 def test_a_worker_that_outlives_its_trainer_does_not_hold_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train_and_leave_a_worker, tmp_path, run) as first:

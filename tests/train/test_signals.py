@@ -57,7 +57,6 @@ def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, num
     assert trainees.finished(run) == trainees.reference()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, PREEMPTED), (signal.SIGINT, -signal.SIGINT)])
 def test_slurm_and_ctrl_c_save_as_well(number: int, status: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -94,7 +93,6 @@ trainer.fit(data, data, epochs=4, run="a run", callbacks=[Stop()], progress=Fals
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "caught", "scores"])
 def test_a_script_that_ctrl_c_ends_says_how_to_go_on_and_shows_no_traceback(how: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -130,7 +128,6 @@ def train_asked_twice(run: str, place: str, number: int) -> None:
     trainees.Watched(place, number, there).fit(run, callbacks=[Holds()])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("place", "number"), [("save", 15), pytest.param("backward", 13, marks=pytest.mark.slow)])
 def test_a_second_sigterm_ends_at_once_and_leaves_the_last_checkpoint(place: str, number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"

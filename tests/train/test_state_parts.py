@@ -197,7 +197,6 @@ def noticed(name: str, change: Any, prepared: Prepared, step: int = MIDDLE, kind
         return {"raised": str(error)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [core(name, {"table"}) for name in sampled(UNCHANGED, keep=["table", OBJECTIVE])])
 def test_nothing_is_noticed_where_nothing_is_changed(name: str, prepared: Prepared) -> None:
     """The control of the control, and of the way in which the state is reached."""
@@ -211,7 +210,6 @@ def test_a_part_of_the_state_that_is_lost_is_noticed(lost: str, prepared: Prepar
     assert shown in found, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "memory"), sampled([(kind, key) for kind, keys in MEMORIES.items() for key in keys], of=12)
 )
@@ -219,7 +217,6 @@ def test_whatever_an_optimizer_remembers_is_noticed(kind: str, memory: str, prep
     assert noticed(kind, remembered(memory), prepared).keys() & {"tensors", "raised"}
 
 
-@pytest.mark.slow
 def test_what_was_due_is_not_forgotten_when_a_validation_was_cut_short(prepared: Prepared) -> None:
     stopped: Any = {"step": 13, "kind": "validating"}
     assert noticed(SAMPLES, copy.deepcopy, prepared, **stopped) == {}
@@ -270,7 +267,6 @@ def other(value: Any) -> Any:
     return 1.0 if value is None else f"{value}x"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["table", SAMPLES, OBJECTIVE, GOES_ON, "fp16", "cosine", SEVERAL])
 def test_there_is_no_part_of_the_state_that_nobody_would_miss(name: str, prepared: Prepared) -> None:
     where, _ = prepared(name, MIDDLE, "break")

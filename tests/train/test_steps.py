@@ -263,7 +263,6 @@ def elsewhere(call: Callable[..., Any]) -> Any:
         return pool.submit(call).result()
 
 
-@pytest.mark.slow
 def test_another_thread_cannot_use_or_set_a_trainer_that_trains() -> None:
     def second(info: hr.Info) -> None:
         for use in USES.values() if info.step == 3 else ():

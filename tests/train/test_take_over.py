@@ -66,7 +66,6 @@ def operations(root: Path, keep: int | None) -> list[str]:
     return trace.operations
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, None])
 def test_an_end_anywhere_leaves_one_of_the_two(keep: int | None, root: Path) -> None:
     """Nothing after that place is performed, as if the process had been killed there."""
@@ -106,7 +105,6 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(root: Pa
     assert lost == []
 
 
-@pytest.mark.slow
 def test_a_loss_of_power_anywhere_leaves_one_of_the_two(root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
     with performing(story := Story(path)):

@@ -25,7 +25,6 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
 def test_the_hint_is_printed_once_and_changes_no_bit(capsys: pytest.CaptureFixture[str]) -> None:
     def trained(progress: Any) -> tuple[Any, int]:
         made = trainer(model(norm=True, dropout=0.5))

@@ -107,7 +107,6 @@ def goes_on_sharded(run: str) -> None:
         by_workers(by_shards, run, 3, 2)
 
 
-@pytest.mark.slow
 def test_the_base_of_a_sharded_model_is_that_of_a_complete_one(tmp_path: Path) -> None:
     run = tmp_path / "sharded"
     with start(goes_on_sharded, tmp_path, str(run)) as child:
