@@ -62,7 +62,9 @@ class OptimizerHooks:
             self._handles.append(part.register_load_state_dict_pre_hook(lambda *_: release()))
         optimizer.step = self._patched  # type: ignore[method-assign]
         optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
-        put_to_work(optimizer, release)
+        segments = [segment for vector in arena.vectors for segment in vector.segments]
+        params = {slot.param for segment in segments for slot in segment.slots} - {each.handle for each in segments}
+        put_to_work(optimizer, params, release)
 
     def step(self) -> None:
         """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
