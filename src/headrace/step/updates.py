@@ -236,6 +236,10 @@ class Updates:
 
     # --- state --------------------------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.release()  # a copy makes recordings of its own
+        return vars(self)
+
     def begin(self, seed: int) -> None:
         """A training begins, and counts its updates anew."""
         self.change(seed=seed)
