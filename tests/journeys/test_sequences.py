@@ -39,10 +39,7 @@ from headrace.data.sparse import Sparse
 FORMS = ["padded", "Ragged", "flat"]
 
 
-@pytest.mark.parametrize(
-    ("case", "form", "data"),
-    each(CASES, FORMS, ["holes", "full"]),
-)
+@pytest.mark.parametrize(("case", "form", "data"), each(CASES, FORMS, ["holes", "full"]))
 def test_losses_and_updates_are_those_of_a_loop_with_a_mask(case: str, form: str, data: str) -> None:
     tried, rows = CASES[case], DATA if data == "full" else OPEN
     ours, theirs = tried.model(form), tried.model()
@@ -54,10 +51,7 @@ def test_losses_and_updates_are_those_of_a_loop_with_a_mask(case: str, form: str
     assert not torch.equal(weights(ours), weights(tried.model()))
 
 
-@pytest.mark.parametrize(
-    ("case", "microbatch"),
-    each(CASES, [1, 3, 7, "auto"]),
-)
+@pytest.mark.parametrize(("case", "microbatch"), each(CASES, [1, 3, 7, "auto"]))
 def test_any_microbatch_gives_the_same_update(case: str, microbatch: int | str) -> None:
     tried, found = CASES[case], []
     for size in (None, microbatch):

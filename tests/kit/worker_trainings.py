@@ -263,10 +263,7 @@ IN_PARTS: dict[str, Case] = {name: ALIKE[name] for name in SHARED} | {
     "BatchNorm, dropout": Case(measured, optimizer=adam, batch=52),
     "convolutions": Case(convolutions),
     "LSTM on ragged sequences": Case(
-        partial(Tagger, True),
-        lambda: hr.CrossEntropy(target="tags"),
-        data=partial(sequences, least=1),
-        metrics=(),
+        partial(Tagger, True), lambda: hr.CrossEntropy(target="tags"), data=partial(sequences, least=1), metrics=()
     ),
     "transformer, dropout": Case(attention, optimizer=adam),
     "transformer without a tape": Case(attention, optimizer=adam, settings={"tape": False}),

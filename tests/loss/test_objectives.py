@@ -124,10 +124,7 @@ class Judge(hr.Objective):
         made = model.generator(batch["z"]).detach()
         rows = float(batch.rows)
         real, fake = model.critic(batch["x"]), model.critic(made)
-        return {
-            "real": hr.Term(F.softplus(-real).sum(), rows),
-            "made": hr.Term(F.softplus(fake).sum(), rows),
-        }
+        return {"real": hr.Term(F.softplus(-real).sum(), rows), "made": hr.Term(F.softplus(fake).sum(), rows)}
 
 
 class Fool(hr.Objective):

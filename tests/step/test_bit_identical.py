@@ -170,9 +170,7 @@ NAMES = ["adam", "nesterov", "rmsprop", "adamw", "adam", "nesterov", "adam", "ne
 @pytest.mark.parametrize(
     ("make", "name"),
     sampled(
-        product(MODELS, ["nesterov", "adam", "adamw", "rmsprop"]),
-        keep=list(zip(MODELS, NAMES, strict=True)),
-        of=6,
+        product(MODELS, ["nesterov", "adam", "adamw", "rmsprop"]), keep=list(zip(MODELS, NAMES, strict=True)), of=6
     ),
 )
 def test_every_kind_of_model_gives_the_bits_of_the_raw_loop(make: Make, name: str) -> None:

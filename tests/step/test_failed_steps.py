@@ -131,22 +131,11 @@ def state(trainer: Any) -> dict[str, Any]:
     }
 
 
-PLACES = [
-    "an interrupt",
-    "forward",
-    "backward",
-    "a gradient",
-    "a loss that is not finite",
-    "a label out of range",
-]
+PLACES = ["an interrupt", "forward", "backward", "a gradient", "a loss that is not finite", "a label out of range"]
 
 
 @pytest.mark.filterwarnings("ignore:the model has .*with microbatches")
-@pytest.mark.parametrize(
-    ("body", "settings"),
-    each(BODIES, SETTINGS),
-    ids=str,
-)
+@pytest.mark.parametrize(("body", "settings"), each(BODIES, SETTINGS), ids=str)
 def test_the_next_step_is_made_as_if_the_failed_one_had_never_been_called(body: str, settings: dict[str, Any]) -> None:
     undisturbed = made(body, settings)
     for number in range(3):

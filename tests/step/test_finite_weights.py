@@ -99,11 +99,7 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
         hr.NonFiniteError, match=rf"step 1 to {CHECK_EVERY}: Adam \(rate 0.0001, 0.0001\).*'dead.weight'"
     ):
         found.fit(
-            (X, Y),
-            epochs=50,
-            run=hr.Run(tmp_path / "run", every="1000 steps"),
-            progress=False,
-            log_every="500 steps",
+            (X, Y), epochs=50, run=hr.Run(tmp_path / "run", every="1000 steps"), progress=False, log_every="500 steps"
         )
     assert saved(tmp_path / "run") == [0]
 

@@ -289,10 +289,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("loss", "microbatch", "on_device"),
-    each(LOSSES, [None, 3], GUARDS),
-)
+@pytest.mark.parametrize(("loss", "microbatch", "on_device"), each(LOSSES, [None, 3], GUARDS))
 def test_a_batch_without_any_weight_changes_nothing(loss: str, microbatch: int | None, on_device: bool) -> None:
     def small() -> hr.Trainer:
         torch.manual_seed(0)
@@ -369,8 +366,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("how", "on_device"),
-    each(["fixed", "filled anew", "exchanged", "not saved", "made when needed"], GUARDS),
+    ("how", "on_device"), each(["fixed", "filled anew", "exchanged", "not saved", "made when needed"], GUARDS)
 )
 def test_a_mask_of_infinities_is_nothing_to_stop_for(how: str, on_device: bool, tmp_path: Path) -> None:
     resumed = stop_and_resume(lambda: made(NOTHING, on_device, model=Masked(how)), [3, 6], tmp_path, (X, Y))

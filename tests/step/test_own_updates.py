@@ -45,17 +45,6 @@ def test_a_train_step_may_add_an_update_by_hand_to_the_original(arena: bool) -> 
     assert same(model, raw)
 
 
-def test_the_error_of_one_of_several_updates_names_its_key() -> None:
-    model = network()
-    bad = {"enter": hr.CrossEntropy(), "leave": lambda out, y: out.mean() / 0}
-    optimizers = {"enter": sgd(model[0]), "leave": sgd(model[2])}
-    trainer = hr.Trainer(model, bad, optimizers, batch_size=BATCH)
-    with pytest.raises(hr.NonFiniteError, match="'leave'"):
-        trainer.fit((X, Y), epochs=1, progress=False)
-    assert same(model[2], network()[2])
-    assert not optimizers["leave"].state
-
-
 def test_a_step_that_is_given_no_batch_says_how_to_make_one() -> None:
     class Pairs(hr.Trainer):
         def train_step(self, batch: hr.Batch) -> Any:

@@ -29,9 +29,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @pytest.mark.parametrize(
-    ("precision", "options"),
-    each(HALF, [{}, {"microbatch": 10}, {"clip_norm": 1.0}, {"arena": False}]),
-    ids=str,
+    ("precision", "options"), each(HALF, [{}, {"microbatch": 10}, {"clip_norm": 1.0}, {"arena": False}]), ids=str
 )
 def test_half_precision_trains_and_keeps_the_weights_in_full(precision: str, options: dict[str, Any]) -> None:
     seen: Any = set[torch.dtype]()

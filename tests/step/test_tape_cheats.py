@@ -312,8 +312,7 @@ def beside_draws(model: nn.Module, late: bool) -> Cheat:
 
 
 @pytest.mark.parametrize(
-    ("tape", "by_fit", "late"),
-    [("auto", True, True), ("auto", False, False), (True, True, False), (True, False, True)],
+    ("tape", "by_fit", "late"), [("auto", True, True), ("auto", False, False), (True, True, False), (True, False, True)]
 )
 def test_random_numbers_of_another_thread_do_not_disturb_a_model_that_draws_none(
     tape: Any, by_fit: bool, late: bool

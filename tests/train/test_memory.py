@@ -218,10 +218,7 @@ FITS = {7: [4, 4], 4: [4, 4], 3: [2] * 4, 1: [1] * 8, 8: [8]}
 """How many rows the memory holds, and which microbatches they are made to."""
 
 
-@pytest.mark.parametrize(
-    ("error", "place", "fits"),
-    each(ERRORS, ["forward", "backward"], FITS),
-)
+@pytest.mark.parametrize(("error", "place", "fits"), each(ERRORS, ["forward", "backward"], FITS))
 def test_microbatches_are_halved_until_they_fit_and_stay_so(error: str, place: str, fits: int) -> None:
     found, expected = make(model := Hungry(error, place, fits, plain=True), microbatch="auto"), never(plain=True)
     with told("memory ran out", fits < BATCH):

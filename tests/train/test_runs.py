@@ -159,10 +159,7 @@ def test_a_run_that_was_left_at_its_last_step_is_tested_when_it_is_gone_on_with(
     assert "train/loss" not in lines[-1]
 
 
-@pytest.mark.parametrize(
-    ("restore", "schedule"),
-    each([None, False, True], ["by step", "constant"]),
-)
+@pytest.mark.parametrize(("restore", "schedule"), each([None, False, True], ["by step", "constant"]))
 def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
     restore: bool | None, schedule: str, tmp_path: Path
 ) -> None:

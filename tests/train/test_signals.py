@@ -30,10 +30,7 @@ MORE_PLACES = [
 
 @pytest.mark.parametrize(
     ("place", "number"),
-    [
-        *PLACES,
-        *[pytest.param(*where, marks=pytest.mark.slow) for where in sampled(MORE_PLACES, keep=MORE_PLACES[:5])],
-    ],
+    [*PLACES, *[pytest.param(*where, marks=pytest.mark.slow) for where in sampled(MORE_PLACES, keep=MORE_PLACES[:5])]],
 )
 def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -49,11 +46,9 @@ def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, num
     assert f"ends at {step}" in child.told
     steps = [int(line.split()[1]) for line in child.told if line.startswith("step ")]
     assert steps == list(range(1, step + 1))
-    assert step in {
-        "fit start": (0, 1),
-        "data": range(2 * number - 1),
-        "save": (number + 5,),
-    }.get(place, (number,)), "the update at hand is completed, and no other is made"
+    assert step in {"fit start": (0, 1), "data": range(2 * number - 1), "save": (number + 5,)}.get(place, (number,)), (
+        "the update at hand is completed, and no other is made"
+    )
     assert trainees.finished(run) == trainees.reference()
 
 

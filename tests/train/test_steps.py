@@ -172,10 +172,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "macrobatch"),
-    each(OUTPUTS, ["auto", 1, 20]),
-)
+@pytest.mark.parametrize(("kind", "macrobatch"), each(OUTPUTS, ["auto", 1, 20]))
 def test_predict_keeps_order_and_structure_for_any_batch_size(kind: str, macrobatch: int | str) -> None:
     trainer = make(gives(OUTPUTS[kind]), macrobatch=macrobatch)
     with torch.no_grad():
@@ -229,10 +226,7 @@ USES: dict[str, Callable[[hr.Trainer], Any]] = {
 PASSES = [*USES][:5]
 
 
-@pytest.mark.parametrize(
-    ("call", "owner", "raises"),
-    each(PASSES, ["trains", "froze one", "rests"], [True, False]),
-)
+@pytest.mark.parametrize(("call", "owner", "raises"), each(PASSES, ["trains", "froze one", "rests"], [True, False]))
 def test_every_module_has_its_own_mode_back(owner: str, call: str, raises: bool) -> None:
     one, other = Modes(), Modes()
     model = nn.Sequential(one, nn.Linear(6, 3), other)
