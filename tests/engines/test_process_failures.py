@@ -3,9 +3,11 @@
 import os
 import re
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from kit.forked import Child
 from kit.process_workers import launched, pids, raised
 from kit.sampled import nightly
 from kit.torch_workers import TIMEOUT_S, times, wait_until_gone
@@ -37,32 +39,46 @@ def test_a_lost_worker_is_named_and_all_end(tmp_path: Path, how: str, text: str,
         assert child.output == "", "no second start, for an error of our own"
 
 
-@pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        ("hangs_deaf", r"worker 1 keeps the others waiting since step 5 \(reading data\), for more than 3"),
-        *nightly(("is_stopped", r"worker 1 keeps the others waiting since step [45].*for more than 3 s; nothing has")),
-    ],
-)
-def test_a_late_worker_is_named_and_all_end_after_the_timeout(tmp_path: Path, how: str, text: str) -> None:
-    with launched(tmp_path, how, workers=3) as child:
-        workers = pids(child, 3)
-        what, _ = raised(child)
-        wait_until_gone(workers)
-        waits_s, lost_s = min(times(child.told, "waits")), min(times(child.told, "lost"))
-    assert re.match(f"WorkerError: {text}", what), what
-    assert lost_s - waits_s > TIMEOUT_S, "nobody is given up before"
+HANGING = [
+    ("hangs_deaf", r"worker 1 keeps the others waiting since step 5 \(reading data\), for more than 3"),
+    *nightly(("is_stopped", r"worker 1 keeps the others waiting since step [45].*for more than 3 s; nothing has")),
+]
+NEVER = "WorkerError: worker 1 did not come to meet the others within 3 s: lost, or still starting. "
+NEVER += "If that may take longer, raise timeout_s."
+RETURNED = f"headrace: worker 1 of this node returned {TIMEOUT_S:g} s ago and did not end, as when a thread goes on: "
+RETURNED += "ended now.\n"
+
+
+def test_a_worker_that_hangs_never_comes_or_does_not_end_is_named_and_all_end_after_the_timeout(tmp_path: Path) -> None:
+    """Of three launches, each of which waits for its timeout while the next ones start."""
+    with ExitStack() as stack:
+
+        def waiting(how: str, count: int, main: str) -> tuple[Child, list[int]]:
+            child = stack.enter_context(launched(tmp_path, how, workers=count, main=main))
+            return child, pids(child, count)
+
+        hanging = []
+        for how, text in HANGING:
+            child, workers = waiting(how, 3, "steps_of_training")
+            child.until("waits")
+            hanging.append((child, workers, text))
+        (never, stopped), (going_on, returned) = waiting("", 2, "never_comes"), waiting("", 2, "goes_on")
+        for child, workers, text in hanging:
+            what, _ = raised(child)
+            wait_until_gone(workers)
+            assert re.match(f"WorkerError: {text}", what), what
+            assert min(times(child.told, "lost")) - min(times(child.told, "waits")) > TIMEOUT_S, "nobody before"
+        assert raised(never)[0].startswith(NEVER)
+        wait_until_gone(stopped)
+        assert going_on.until("result") == "done"
+        assert going_on.ending() == 0
+        wait_until_gone(returned)
+        assert going_on.output == RETURNED
 
 
 @pytest.mark.parametrize(
     ("main", "how", "text", "output"),
     [
-        (
-            *("never_comes", ""),
-            "WorkerError: worker 1 did not come to meet the others within 3 s: lost, or still starting. "
-            "If that may take longer, raise timeout_s.",
-            "",
-        ),
         (
             *("steps_of_training", "exits"),
             "SystemExit: 7",
@@ -76,7 +92,7 @@ def test_a_late_worker_is_named_and_all_end_after_the_timeout(tmp_path: Path, ho
         ),
     ],
 )
-def test_workers_that_do_not_come_that_exit_or_that_return_what_cannot_be_sent(
+def test_workers_that_exit_or_that_return_what_cannot_be_sent(
     main: str, how: str, text: str, output: str, tmp_path: Path
 ) -> None:
     with launched(tmp_path, how, main=main) as child:
@@ -84,18 +100,6 @@ def test_workers_that_do_not_come_that_exit_or_that_return_what_cannot_be_sent(
         wait_until_gone([int(line.split()[1]) for line in child.told if line.startswith("pid")])
     assert what.startswith(text), what
     assert not output or child.output == output
-
-
-def test_a_worker_that_has_returned_and_does_not_end_is_ended(tmp_path: Path) -> None:
-    with launched(tmp_path, "", main="goes_on") as child:
-        workers = pids(child, 2)
-        assert child.until("result") == "done"
-        assert child.ending() == 0
-        wait_until_gone(workers)
-    assert child.output == (
-        f"headrace: worker 1 of this node returned {TIMEOUT_S:g} s ago and did not end, as when a thread goes on: "
-        "ended now.\n"
-    )
 
 
 def test_workers_start_again_after_a_failure(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from kit import merges, ray_cases
+from kit.forked import start_script
 from kit.sampled import nightly
 from kit.torch_workers import wait_until_gone
 from kit.worker_trainings import differing, train_in_parts
@@ -39,20 +39,13 @@ def job(main: Any, *arguments: Any, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_workers_on_a_cluster_that_is_there_train_to_the_bits_of_one(cluster: Any, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    assert differing(train_in_parts(ray_cases.PARTS, {}), job(ray_cases.train_twice, str(tmp_path))) == [], (
-        "the bits of one"
-    )
-    merges.check_by_hand(tmp_path, 2, False, ray_cases.CENTER["alpha"])
-
-
-@pytest.mark.slow
-def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint(
+def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint_and_train_to_the_bits_of_one(
     cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    torch.set_num_threads(1)
+    (tmp_path / "center").mkdir()
     model, lose = ray_cases.Visits(), str(tmp_path / "lost")
-    found = job(ray_cases.visit, model, str(tmp_path / "run"), 2, lose, restarts=1)
+    found, bits = job(ray_cases.visit_and_train, model, str(tmp_path), 2, lose, restarts=1)
     assert torch.equal(model.seen.detach(), torch.full((ray_cases.ROWS,), 2.0)), "every row once an epoch"
     assert (found["count"], found["samples"]) == (2, 2 * ray_cases.ROWS)
     assert found["variables"] == [{"RANK": str(k), "WORLD_SIZE": "2", "LOCAL_RANK": str(k)} for k in range(2)]
@@ -62,6 +55,8 @@ def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint(
     said = capfd.readouterr().err
     assert "headrace: worker 1 was lost at step" in said
     assert "all workers start again (1 of 1)" in said
+    assert differing(train_in_parts(ray_cases.PARTS, {}), bits) == [], "the bits of one"
+    merges.check_by_hand(tmp_path / "center", 2, False, ray_cases.CENTER["alpha"])
 
 
 @pytest.mark.slow
@@ -89,6 +84,8 @@ def test_what_the_cluster_does_not_have_is_refused(cluster: Any) -> None:
         job(print, nodes=2)
 
 
+QUICK = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""Ray Train sees sooner that workers have ended, and starts no process that waits for machines to be taken away."""
 ON_RAY_TRAIN = """
 import json, sys
 from pathlib import Path
@@ -115,10 +112,9 @@ def test_the_program_of_the_page_runs_in_ray_train_and_goes_on(loses: bool, clus
         exec(shown.replace("epochs=3", "epochs=1"), names)
         names["in_each_worker"]({"run": str(tmp_path / "shown")})
     (tmp_path / "program.py").write_text(f"{ON_RAY_TRAIN}\n{shown}\non_ray(at + '/shown')\nray.shutdown()\n")
-    environment = os.environ | {"RAY_ADDRESS": cluster.get_runtime_context().gcs_address}
-    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path), str(loses)]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=500, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    environment = os.environ | QUICK | {"RAY_ADDRESS": cluster.get_runtime_context().gcs_address}
+    with start_script(tmp_path / "program.py", str(tmp_path), str(loses), environment=environment) as child:
+        assert child.ending() == 0, child.output[-5000:]
     for actor in cluster.util.list_named_actors(all_namespaces=True):  # Ray's own, which stay in the cluster
         cluster.kill(cluster.get_actor(actor["name"], namespace=actor["namespace"]))
     assert (tmp_path / "lost-2").exists() == loses, "one of two workers was lost"

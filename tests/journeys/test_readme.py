@@ -101,7 +101,7 @@ def test_the_commands_of_the_readme_and_the_tour_run_as_they_stand(
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", left_behind.MARK):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTEST_ADDOPTS", "tests/data/test_order.py")
-    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")  # each takes seconds to start
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "0")  # each takes seconds to start
     shown = [block for block in commands(ROOT / "README.md") if not installs(block)]
     tour = next(block for block in commands(ROOT / "docs" / "index.md") if block.text.startswith("headrace new"))
     shown.append(tour)

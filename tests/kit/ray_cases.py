@@ -36,12 +36,6 @@ def cluster() -> Iterator[Any]:
             ray.shutdown()
 
 
-def train_twice(at: str) -> Bits:
-    """In a worker: a training with a center, and one in parts."""
-    merges.train([(at, CENTER, {}, None)])
-    return train_in_parts(PARTS, {})
-
-
 class Visits(nn.Module):
     """Its weights count how often each row was trained with, under SGD with the rate 1 and a sum of absolute errors."""
 
@@ -76,6 +70,13 @@ def visit(model: Visits, run: str | None = None, epochs: int = 2, lose: str | No
         "processes": comm.all_gather(os.getpid()),
         "directory": os.getcwd(),
     }
+
+
+def visit_and_train(model: Visits, at: str, epochs: int, lose: str) -> tuple[dict[str, Any], Bits]:
+    """In a worker: visits rows, and once nobody is lost any more a training with a center, and one in parts."""
+    found = visit(model, f"{at}/run", epochs, lose)
+    merges.train([(f"{at}/center", CENTER, {}, None)])
+    return found, train_in_parts(PARTS, {})
 
 
 def fail(how: str) -> None:

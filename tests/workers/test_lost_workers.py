@@ -4,7 +4,9 @@ import itertools
 import re
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,31 +53,46 @@ DAILY = [case for case in LOSSES if case[:2] in _EACH and case[:3] != ("ends", 1
 """Each way once, over gloo or not; the others run nightly."""
 
 
-@pytest.mark.parametrize(
-    ("how", "bad", "gloo", "code", "text"),
-    [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case[0] != "is_killed"), id=f"{case[0]}-{case[1]}-{case[2]}")
-        for case in sampled(LOSSES, keep=DAILY)
-    ],
-)
+def together() -> list[Any]:
+    """The cases of each test: those of workers who are late wait at the same time."""
+    cases = sampled(LOSSES, keep=DAILY)
+    late = [case for case in cases if case[0] in LATE]
+    alone = [case for case in cases if case[0] not in LATE]
+    marks = {False: [pytest.mark.slow], True: []}
+    others = [
+        pytest.param([case], marks=marks[case[0] == "is_killed"], id=f"{case[0]}-{case[1]}-{case[2]}") for case in alone
+    ]
+    return [pytest.param(late, marks=pytest.mark.slow, id="late"), *others]
+
+
+@pytest.mark.parametrize("cases", together())
 def test_what_happens_to_one_worker_ends_all_others_who_name_it(
-    tmp_path: Path, how: str, bad: int, gloo: bool, code: int, text: str
+    cases: list[tuple[str, int, bool, int, str]], tmp_path: Path
 ) -> None:
     """Whoever hangs is disturbed, or ended, after the timeout; whoever was stopped ends when it goes on."""
-    with worker_processes(trains, tmp_path, COUNT, free_port(), gloo, bad, how) as children:
-        waits_s, lost_s = list[float](), list[float]()
-        for child in [child for k, child in enumerate(children) if k != bad]:
-            says = child.until("lost").split(" ", 1)[1]
-            assert re.match(f"worker {bad} {text}", says), says
-            assert child.code() == 3, child.output
-            waits_s += times(child.told, "waits")
-            lost_s += times(child.told, "lost")
-        assert how not in LATE or min(lost_s) - min(waits_s) > TIMEOUT_S, "nobody is given up before"
-        if how == "is_stopped":
-            children[bad].send(signal.SIGCONT)
-        assert children[bad].code() == code, children[bad].output
-        if how == "hangs_deaf":
-            assert children[bad].output.endswith("This worker ends.\n")
+    with ExitStack() as stack:
+        groups = []
+        for how, bad, gloo, _, _ in cases:
+            children = stack.enter_context(worker_processes(trains, tmp_path, COUNT, free_port(), gloo, bad, how))
+            others = [child for k, child in enumerate(children) if k != bad]
+            if how in LATE:
+                for child in others:
+                    child.until("waits")  # the next ones start while these wait
+            groups.append((children[bad], others))
+        for (how, bad, _, code, text), (worker, others) in zip(cases, groups, strict=True):
+            waits_s, lost_s = list[float](), list[float]()
+            for child in others:
+                says = child.until("lost").split(" ", 1)[1]
+                assert re.match(f"worker {bad} {text}", says), says
+                assert child.code() == 3, child.output
+                waits_s += times(child.told, "waits")
+                lost_s += times(child.told, "lost")
+            assert how not in LATE or min(lost_s) - min(waits_s) > TIMEOUT_S, "nobody is given up before"
+            if how == "is_stopped":
+                worker.send(signal.SIGCONT)
+            assert worker.code() == code, worker.output
+            if how == "hangs_deaf":
+                assert worker.output.endswith("This worker ends.\n")
 
 
 def test_without_a_fault_nobody_says_anything(tmp_path: Path) -> None:
