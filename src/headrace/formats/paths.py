@@ -3,7 +3,8 @@
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -31,6 +32,7 @@ SUFFIXES = {
 Paths = str | Path | Sequence[str | Path]
 HASHED_BYTES = 1 << 30  # all bytes of local files are hashed if they have no more together
 HASHED_REMOTE_BYTES = 64 << 20  # the same for files that are read through a network
+BLOCK_BYTES, MOST_THREADS = 4 << 20, 8  # of a file that is hashed
 _HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
 
 
@@ -146,13 +148,29 @@ def digests(files: Sequence[DataFile]) -> list[str]:
 @lru_cache(maxsize=1 << 16)
 def hash_of_bytes(path: str, stamp: tuple[int, ...]) -> str:
     """A hash of a local file, which is read once in a process, as long as its stamp stays the same."""
-    with reading(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, hashlib.blake2b).hexdigest()
+
+    def block(start: int) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(min(BLOCK_BYTES, stamp[0] - start))
+
+    with reading(path):
+        return _hash_of_blocks(block, stamp[0])
 
 
 def _hash_of_remote(file: DataFile) -> str:
     with reading(file):
-        return hashlib.blake2b(file.load()).hexdigest()
+        data = memoryview(file.load())
+        return _hash_of_blocks(lambda start: data[start : start + BLOCK_BYTES], len(data))
+
+
+def _hash_of_blocks(block: Callable[[int], bytes | memoryview], size: int) -> str:
+    """A hash of bytes; of more than one block, a hash of the hashes of blocks, which several threads read and hash."""
+    if size <= BLOCK_BYTES:
+        return hashlib.sha256(block(0)).hexdigest()
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as threads:
+        each = threads.map(lambda start: hashlib.sha256(block(start)).digest(), range(0, size, BLOCK_BYTES))
+        return hashlib.sha256(b"".join(each)).hexdigest()
 
 
 def hash_of_samples(file: DataFile) -> str:
