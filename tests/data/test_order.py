@@ -28,6 +28,26 @@ def whole(order: hr.Order, epoch: int = 0) -> Rows:
     return order.indices(epoch, 0, order.n)
 
 
+# --- for ever --------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_those_of_the_first_release_of_this_version() -> None:
+    """Outputs never change within one VERSION: a run that was saved must read on in the same order."""
+    assert GOLDEN["version"] == VERSION
+    assert {case["kind"] for case in GOLDEN["starts"]} == set(KINDS)
+    for case in GOLDEN["starts"] + GOLDEN["mixed_starts"]:
+        start = case["start"]
+        rows = golden(case).indices(case["epoch"], start, start + len(case["rows"]))
+        assert rows.tolist() == case["rows"], case
+    for case in GOLDEN["wholes"] + GOLDEN["mixed_wholes"]:
+        digest = hashlib.sha256(whole(golden(case), case["epoch"]).astype("<i8").tobytes()).hexdigest()
+        assert digest == case["sha256"], case
+
+
+def golden(case: Any) -> hr.Order:
+    return order(case["n"], case.get("kind", "blocks"), case["block"], case.get("mix", 1), case["seed"])
+
+
 # --- a bijection -----------------------------------------------------------------------------------------
 
 
@@ -164,26 +184,6 @@ def test_the_statistics_know_a_bad_shuffle(monkeypatch: pytest.MonkeyPatch) -> N
     assert adjacent_difference_sigmas(stored * 123_457 % N) > 1000, "an affine shuffle"
     monkeypatch.setattr(order_module, "ROUNDS", 2)
     assert adjacent_difference_sigmas(whole(hr.Order(N, "full"))) > 100
-
-
-# --- for ever --------------------------------------------------------------------------------------------
-
-
-def test_outputs_are_those_of_the_first_release_of_this_version() -> None:
-    """Outputs never change within one VERSION: a run that was saved must read on in the same order."""
-    assert GOLDEN["version"] == VERSION
-    assert {case["kind"] for case in GOLDEN["starts"]} == set(KINDS)
-    for case in GOLDEN["starts"] + GOLDEN["mixed_starts"]:
-        start = case["start"]
-        rows = golden(case).indices(case["epoch"], start, start + len(case["rows"]))
-        assert rows.tolist() == case["rows"], case
-    for case in GOLDEN["wholes"] + GOLDEN["mixed_wholes"]:
-        digest = hashlib.sha256(whole(golden(case), case["epoch"]).astype("<i8").tobytes()).hexdigest()
-        assert digest == case["sha256"], case
-
-
-def golden(case: Any) -> hr.Order:
-    return order(case["n"], case.get("kind", "blocks"), case["block"], case.get("mix", 1), case["seed"])
 
 
 # --- blocks mixed with each other ------------------------------------------------------------------------

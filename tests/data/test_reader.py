@@ -25,7 +25,7 @@ def by_rows(rows: int = 23, order: str = "full", **options: Any) -> hr.Reader:
     return reader([1] * rows, order, **{"count": "rows", "block": 5, **options})
 
 
-def rest(source: hr.Source, size: int, most: int = 10**6) -> list[hr.Batch]:
+def rest(source: hr.Source, size: int, most: int = 1000) -> list[hr.Batch]:
     return [batch for batch, _ in zip(iter(lambda: source.next_batch(size), None), range(most), strict=False)]
 
 
