@@ -1,7 +1,7 @@
 """SGD, Adam and AdamW on a few long vectors: their operations in their order, without the bookkeeping for many.
 
 Without it an update of a small MLP takes 11 % longer with SGD, and 17 % with Adam. Large parameters
-are updated in pieces: Adam on 2048 x 2048 weights takes half the time.
+are updated in pieces: a step of Adam on 2048 x 2048 weights takes 10 to 20 % less time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 Settings = Mapping[str, Any]
 State = dict[str, Any]
-PIECE = 1 << 17
+PIECE = 1 << 18
 """Numbers of a large parameter that each thread updates at once."""
 
 
