@@ -83,7 +83,7 @@ def answer_to(fault: Fault, copy: Path) -> str:
 def run(copy: Path, tests: Sequence[str], limit_s: float, *options: str) -> tuple[int | None, list[str]]:
     """The exit status of these tests, or nothing if they had to be ended; and those that failed."""
     environment = os.environ | {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", *options, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "--hypothesis-profile=mutate", *options, *tests]
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(

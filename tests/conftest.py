@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from kit import left_behind, sampled
 
 # The time of an example depends on the machine, so that none has a deadline.
 settings.register_profile("quick", deadline=None, max_examples=12, derandomize=True)
 settings.register_profile("every", deadline=None, max_examples=200)  # scripts/test gives it the seed of the date
+settings.register_profile("mutate", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
 DEFAULT: dict[signal.Signals, Any] = {
