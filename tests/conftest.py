@@ -33,6 +33,7 @@ left_behind.mark()
 processes = left_behind.Processes()
 first = "PYTEST_XDIST_WORKER" not in os.environ  # this process distributes the tests, or runs them itself
 watched = 0.0, 0.0  # the limit of the watchdog, and when it was last started
+imported = (0, ""), set[str]()  # what tells whether that is still so, and the modules that are imported
 ERRORS = pytest.StashKey[int]()
 SLOW = {*(Path(__file__).parent / "slow.txt").read_text().split()}
 """Tests that take a fifth of a second or more for a case, or are very many: they run with --all."""
@@ -91,22 +92,33 @@ def the_commit_is_asked_for_once() -> None:
     run._git_commit = lambda: commit if os.getcwd() == start else ask()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_stack_is_noted_for_a_seed() -> None:
+    from kit import forked
+
+    forked.seed_what_is_there()
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails a test that leaves a process running, which is ended, or that leaves this one with fewer cores.
 
     A test begins with one thread. What it has imported from its directory is forgotten.
     """
+    global imported
     running, cores = processes.left().keys(), _cores()
-    path, modules, base = [*sys.path], {*sys.modules}, str(tmp_path_factory.getbasetemp())
+    path, base = [*sys.path], str(tmp_path_factory.getbasetemp())
+    if imported[0] != (now := _modules()):
+        imported = now, {*sys.modules}
     import torch  # here: the process that distributes the tests needs none
 
     torch.set_num_threads(1)
     yield
     sys.path[:] = path
-    for name in sys.modules.keys() - modules:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(base):
-            del sys.modules[name]
+    if imported[0] != _modules():
+        for name in sys.modules.keys() - imported[1]:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(base):
+                del sys.modules[name]
     if fewer := _cores() != cores:
         os.sched_setaffinity(0, cores)
     if left := processes.left(left_behind.GONE_S, running):
@@ -114,6 +126,11 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         pytest.fail(f"the test has left processes behind: {left}")
     if fewer:
         pytest.fail(f"the test may run on fewer cores than at its start, {sorted(cores)}")
+
+
+def _modules() -> tuple[int, str]:
+    """What is another one once modules have been imported: their number, and the newest."""
+    return len(sys.modules), next(reversed(sys.modules))
 
 
 def _cores() -> set[int]:

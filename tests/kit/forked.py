@@ -365,11 +365,21 @@ def _warm_up() -> None:
     from headrace.engines import processes  # noqa: F401
     from kit import trainees
 
+    seed_what_is_there()
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
     gc.collect()
     gc.freeze()
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # taking down what torch has set up would be half the time of a process
+
+
+def seed_what_is_there() -> None:
+    """Has `torch.manual_seed` pass over accelerators that are not there: to note its stack for each takes long."""
+    import torch
+
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        if not kind.is_available():
+            kind.manual_seed_all = lambda seed: None
 
 
 def _spare_time() -> None:

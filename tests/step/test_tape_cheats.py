@@ -334,16 +334,10 @@ def test_random_numbers_of_another_thread_do_not_end_a_training_with_dropout(by_
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [name for name, program in ALL.items() if program.late is not None and "quiet" not in program.words]
+)
 def test_each_change_makes_another_training_of_it(name: str) -> None:
     """The control: a change that changes nothing proves nothing."""
-    changes = False
-
-    def unchanged() -> Cheat:
-        nonlocal changes
-        cheat = ALL[name]()
-        changes = cheat.change is not None
-        return cheat._replace(change=cheat.change and (lambda: None))
-
-    steady, _ = trained(unchanged, False)
-    assert not changes or "quiet" in ALL[name].words or not same(by_torch(name), steady)
+    steady, _ = trained(lambda: ALL[name]()._replace(change=lambda: None), False)
+    assert not same(by_torch(name), steady)
