@@ -40,19 +40,6 @@ def update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_the_optimizer_steps_one_long_parameter_and_parameters_own_their_memory_afterwards() -> None:
-    module, optimizer = pair()
-    trainer = made(module, optimizer)
-    trainer.step((X, Y))
-    assert len(optimizer.state) == 1
-    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], module.parameters(), strict=True))
-    assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == 1
-    assert all(p.data_ptr() % 64 == 0 for p in module.parameters()), "each starts on a cache line"
-    trainer.release()
-    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], module.parameters(), strict=True))
-    assert all(p.untyped_storage().nbytes() == p.nbytes and p.grad is None for p in module.parameters())
-
-
 REMEMBERED: dict[str, Callable[[Any, nn.Parameter], Any]] = {
     "read": lambda state, param: [state[param], state.get(param), param in state, state.setdefault(param, {})],
     "changed": lambda state, param: state[param]["exp_avg"][1].zero_(),

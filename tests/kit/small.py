@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.store.checkpoints import Store
 
 ROWS, FEATURES, CLASSES, BATCH = 50, 6, 3, 16
 
@@ -96,6 +97,39 @@ def in_run(run: Any = None, **options: Any) -> dict[str, Any]:
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     limits = {} if options.keys() & {"epochs", "steps", "samples", "minutes"} else {"epochs": 2}
     return in_run(**{"progress": False, **limits, **options})
+
+
+# --- what a run has saved, and when ----------------------------------------------------------------------------
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The steps of a run's checkpoints, which are verified."""
+    store = Store(run / "checkpoints", None)
+    return [store.verify(step).step for step in store.steps()]
+
+
+def saved_weights(run: Path, step: int | None = None) -> dict[str, Tensor]:
+    """The weights and buffers in the checkpoint of a step, or in the last one."""
+    return (
+        Store(run / "checkpoints", None)
+        .load(saved_steps(run)[-1] if step is None else step)
+        .tensors["model.safetensors"]
+    )
+
+
+class Clock:
+    """Time that passes where a test says so, and nowhere else: in the place of the module `time`."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def __deepcopy__(self, memo: Any) -> "Clock":
+        return self  # there is one time, also for a copy of a model that has it
 
 
 # --- what is the same -----------------------------------------------------------------------------------------

@@ -319,13 +319,6 @@ def test_rows_that_are_ignored_count_nothing_also_where_it_is_found_later() -> N
     assert model.scale.item() == 1
 
 
-def test_training_may_have_probabilities_and_validation_classes() -> None:
-    made = trainer(hr.CrossEntropy(), model := nn.Linear(K, K).double(), batch_size=8, metrics=["accuracy"])
-    scores = made.fit((X, P), (X, Y), epochs=3, progress=False).last
-    assert scores["val/loss"] == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
-    assert scores["val/accuracy"] == pytest.approx((model(X).argmax(1) == Y).float().mean().item())
-
-
 @pytest.mark.parametrize(
     ("loss", "train", "val"),
     [(hr.CrossEntropy(), P, Y + 1), (hr.CrossEntropy(), P, normal(N, K + 1).softmax(1)), (hr.MSE(), X, Y)],

@@ -132,12 +132,6 @@ def test_auroc_keeps_the_order_of_scores_that_a_sigmoid_would_make_equal() -> No
     expect(scores("auroc", torch.stack([-large, large], 1), Y2, "classes"), {"auroc": sk.roc_auc_score(Y2, large)})
 
 
-def test_where_the_class_with_the_largest_output_is_the_answer_nobody_needs_to_say_what_outputs_are() -> None:
-    names = ["accuracy", "f1", "top-2", "confusion", "iou"]
-    expect(scores(names, X, Y), scores(names, X.softmax(1), Y))
-    expect(scores("top-1", PAIR, Y2, "classes"), {"top-1": sk.accuracy_score(Y2, PAIR.argmax(1))})
-
-
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -175,26 +169,6 @@ def test_what_outputs_may_be_is_one_of_a_few_words_and_of_several_one_has_to_be_
 
 
 # --- sums ---------------------------------------------------------------------------------------------------------
-
-
-def test_sums_are_read_go_on_start_anew_and_know_nothing_of_their_twins() -> None:
-    own = Recorder()
-    metrics, twin = (metric_sums({"accuracy": "accuracy", "own": own, "counts:1": Recorder()}) for _ in range(2))
-    metrics.add_rows(X[:20], Y[:20])
-    metrics.compute()
-    metrics.add_rows(X[20:], Y[20:])
-    accuracy = pytest.approx((X.argmax(1) == Y).double().mean().item())
-    before = metrics.compute()
-    assert (before["accuracy"], sum(before["own"]), sum(before["counts:1"])) == (accuracy, N, N)
-    assert twin.compute() == {}
-    twin.add_rows(X[:5], (1 + X[:5].argmax(1)) % K)
-    assert twin.compute() == {"accuracy": 0.0, "own": [5], "counts:1": [5]}
-    assert metrics.compute() == before
-    metrics.add_rows(X, Y)
-    metrics.reset()
-    metrics.add_rows(X[:3], X[:3].argmax(1))
-    assert metrics.compute() == {"accuracy": 1.0, "own": [3], "counts:1": [3]}
-    assert own.rows == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,21 +111,6 @@ def test_two_workers_have_the_bits_of_one_where_batches_are_cut_into_parts() -> 
     assert all(map(torch.equal, one, two))
 
 
-def test_a_member_can_save_and_load_its_state_between_two_updates() -> None:
-    ours = trainer()
-    batches = [(X[k : k + BATCH], Y[k : k + BATCH]) for k in range(0, 4 * BATCH, BATCH)]
-    for batch in batches:
-        for member in ours.optimizer.members:  # type: ignore[attr-defined]
-            member.load_state_dict(member.state_dict())
-        ours.step(batch)
-    ours.release()
-    other = trainer()
-    for batch in batches:
-        other.step(batch)
-    other.release()
-    assert equal(ours.model, other.model)
-
-
 def test_rates_of_all_follow_a_schedule() -> None:
     ours = trainer(schedule=lambda progress: 0.5)
     ours.fit((X, Y), steps=2, progress=False)
@@ -146,12 +130,6 @@ def test_a_factory_may_give_several_and_a_copy_finds_a_rate() -> None:
     before = [param.detach().clone() for param in model.parameters()]
     assert ours.find_lr((X, Y), steps=20).suggestion
     assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_a_run_of_other_optimizers_is_refused(tmp_path: Path) -> None:
-    trainer().fit((X, Y), steps=2, progress=False, run=tmp_path / "run")
-    with pytest.raises(hr.CheckpointError, match="SGD \\+ Adafactor \\+ AdamW"):
-        trainer(three).fit((X, Y), steps=4, progress=False, run=tmp_path / "run")
 
 
 @pytest.mark.parametrize(

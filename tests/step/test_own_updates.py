@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.small import BATCH, data, same, stop_and_resume
+from kit.small import BATCH, data, same, saved_steps, stop_and_resume
 from kit.small import model as network
 from kit.small import momentum as sgd
 from torch import Tensor, nn
@@ -95,10 +95,6 @@ def ruined(trainer: Any, **options: Any) -> None:
         trainer.factor = float("inf") if info.step == 2 else type(trainer).factor
 
 
-def saved(run: Path) -> list[int]:
-    return sorted(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
-
-
 def made(kind: type[hr.Trainer], **options: Any) -> hr.Trainer:
     usual: dict[str, Any] = {"batch_size": BATCH, "order": "none", "arena": kind is not Own, "optimizer": sgd}
     return kind(network(), hr.CrossEntropy(), **usual | options)
@@ -123,7 +119,7 @@ def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: di
     with pytest.raises(hr.ConfigError, match=message):
         trainer.fit((X, Y), epochs=1, progress=False, run=hr.Run(tmp_path / "run", every="1 step"))
     assert trainer.history.rows == []
-    assert saved(tmp_path / "run") == [0]
+    assert saved_steps(tmp_path / "run") == [0]
     with pytest.raises(hr.ConfigError, match=message):
         trainer.step((X, Y))
 
@@ -146,7 +142,7 @@ def test_what_an_update_by_hand_has_left_is_looked_at(kind: Any, macrobatch: int
     trainer = made(kind, macrobatch=macrobatch)
     with pytest.raises(hr.NonFiniteError, match=r"^step [34]: .*train_step.*'0.weight'"):
         ruined(trainer, epochs=5, run=hr.Run(tmp_path / "run", every="1 step"))
-    assert saved(tmp_path / "run") == [0, 1, 2]
+    assert saved_steps(tmp_path / "run") == [0, 1, 2]
     trainer = made(kind)
     with pytest.raises(hr.NonFiniteError, match=r"^step 1 to 3: "):
         ruined(trainer, epochs=1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.small import same, state
+from kit.small import Clock, same, state
 from kit.small import trainer as small_trainer
 from kit.trainees import Noise, Rows, seed
 from torch import Tensor, nn
@@ -274,19 +274,6 @@ def test_a_loss_that_is_not_finite_from_the_start_is_an_error(options: dict[str,
 # --- the batch size ----------------------------------------------------------------------------------------
 
 
-class Clock:
-    """Time that passes where a model says so, and nowhere else."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def __deepcopy__(self, memo: Any) -> "Clock":
-        return self  # there is one time, also for a copy of a model
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -304,7 +291,7 @@ class Timed(nn.Module):
     def forward(self, x: Tensor) -> Any:
         if len(x) > self.fits:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
-        self.clock.now += self.call_s + len(x) * self.row_s
+        self.clock.passes(self.call_s + len(x) * self.row_s)
         return self.layer(x)
 
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from kit import small
 from kit.sampled import each
-from kit.small import data, drive, same
+from kit.small import Clock, data, drive, same, saved_steps, saved_weights
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.store.checkpoints import Store
 from headrace.train import checkpointer as keeper
 from headrace.workers.here import here
 
@@ -33,17 +32,6 @@ def fit(run: Path | None, trainer: hr.Trainer | None = None, **options: Any) -> 
     trainer = make() if trainer is None else trainer
     small.fit(trainer, DATA, VAL, run=run, **{"epochs": 3, "keep": "all"} | options)
     return trainer
-
-
-def steps_in(run: Path) -> list[int]:
-    store = Store(run / "checkpoints", None)
-    for step in store.steps():
-        store.verify(step)
-    return store.steps()
-
-
-def weights_of(run: Path, step: int) -> dict[str, Tensor]:
-    return Store(run / "checkpoints", None).load(step).tensors["model.safetensors"]
 
 
 class Scripted(hr.Callback):
@@ -84,27 +72,12 @@ EVERY: dict[str, list[int]] = {
 def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
     """What is due does not move when a run is resumed."""
     trainer = fit(tmp_path / "whole", every=every)
-    assert steps_in(tmp_path / "whole") == EVERY[every]
-    assert same(weights_of(tmp_path / "whole", 15), trainer.model)
-    assert same(weights_of(tmp_path / "whole", 0), network())
+    assert saved_steps(tmp_path / "whole") == EVERY[every]
+    assert same(saved_weights(tmp_path / "whole", 15), trainer.model)
+    assert same(saved_weights(tmp_path / "whole", 0), network())
     for step in (1, 6, 11, None):
         drive(make(), DATA, VAL, until=step, run=tmp_path / "parts", keep="all", every=every, epochs=3)
-    assert steps_in(tmp_path / "parts") == sorted({*EVERY[every], 1, 6, 11})
-
-
-class Clock:
-    """Time that passes where a callback says so."""
-
-    now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    def ticks(self, minutes: int) -> hr.Callback:
-        def on_step_end(info: hr.Info) -> None:
-            self.now_s += minutes * 60 * here().leader
-
-        return hr.Lambda(on_step_end=on_step_end)
+    assert saved_steps(tmp_path / "parts") == sorted({*EVERY[every], 1, 6, 11})
 
 
 @pytest.fixture
@@ -114,18 +87,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def ticks(clock: Clock, minutes: int) -> hr.Callback:
+    return hr.Lambda(on_step_end=lambda info: clock.passes(minutes * 60 * here().leader))
+
+
 def test_minutes_are_counted_from_the_last_checkpoint(tmp_path: Path, clock: Clock) -> None:
-    fit(tmp_path, every="10 min", callbacks=[clock.ticks(3)])
-    assert steps_in(tmp_path) == [0, 4, 8, 12, 15]
+    fit(tmp_path, every="10 min", callbacks=[ticks(clock, 3)])
+    assert saved_steps(tmp_path) == [0, 4, 8, 12, 15]
 
 
 def test_workers_save_once_for_each_time_that_it_is_due(tmp_path: Path, clock: Clock) -> None:
     def work(run: Path) -> None:
-        fit(run, make(nn.Linear(6, 3)), every="10 min", callbacks=[clock.ticks(5)])
+        fit(run, make(nn.Linear(6, 3)), every="10 min", callbacks=[ticks(clock, 5)])
 
     hr.launch(work, tmp_path, workers=2, network=hr.Network(rows_per_s=2.0))  # so slow that there is always a word
     # due after two steps, it is heard of one later, or at once where an epoch ends
-    assert steps_in(tmp_path) == [0, 3, 5, 8, 10, 13, 15]
+    assert saved_steps(tmp_path) == [0, 3, 5, 8, 10, 13, 15]
 
 
 def fails_at(step: int) -> hr.Callback:
@@ -152,7 +129,7 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
     whole = driven(make(), None)
     with pytest.raises(ZeroDivisionError):
         driven(make(), tmp_path, fails_at(8))
-    assert steps_in(tmp_path) == {"1 step": [*range(8)], "3 steps": [0, 3, 6], "1 epoch": [0, 5]}[every]
+    assert saved_steps(tmp_path) == {"1 step": [*range(8)], "3 steps": [0, 3, 6], "1 epoch": [0, 5]}[every]
     resumed = driven(make(network(seed=3)), tmp_path)
     assert same(resumed.model, whole.model)
     assert resumed.history.rows == whole.history.rows
@@ -163,21 +140,21 @@ def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_s
 
 def test_the_best_stay_beyond_the_last_although_no_checkpoint_was_due(tmp_path: Path) -> None:
     scripted(tmp_path / "k", 3, 1, 9, 2, 8, 7, k=2, keep=1)
-    assert steps_in(tmp_path / "k") == [10, 20, 30]
+    assert saved_steps(tmp_path / "k") == [10, 20, 30]
     assert hr.load_weights(network(), tmp_path / "k") == 10
     losses = [9, 9, 9, 9, 9, 9, 1, 9, 9, 9, 9, 9, 9, 9, 9]
     scripted(tmp_path / "not due", *losses, by_step=True, every="9 epochs", keep=1, validate_every="1 step")
-    assert steps_in(tmp_path / "not due") == [7, 15]
+    assert saved_steps(tmp_path / "not due") == [7, 15]
 
 
 def test_the_best_of_a_run_that_is_resumed_stays(tmp_path: Path) -> None:
     for epochs in (1, 2, 3, 4, 5, 6, 7):
         scripted(tmp_path, 3, 1, 2, 4, 5, 6, 7, epochs=epochs, keep=1)
-        assert steps_in(tmp_path) == sorted({5, 5 * epochs} if epochs == 1 else {10, 5 * epochs})
+        assert saved_steps(tmp_path) == sorted({5, 5 * epochs} if epochs == 1 else {10, 5 * epochs})
         assert hr.load_weights(network(), tmp_path) == min(2, epochs) * 5
     best = json.loads((tmp_path / "best" / "best.json").read_text())
     assert best == {"step": 10, "val/loss": 1}
-    assert same(load_file(tmp_path / "best" / "model.safetensors"), weights_of(tmp_path, 10))
+    assert same(load_file(tmp_path / "best" / "model.safetensors"), saved_weights(tmp_path, 10))
 
 
 def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -> None:
@@ -190,7 +167,7 @@ def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -
     scripted(tmp_path, 3, 4, 1, 2, 0.5, callbacks=[hr.Lambda(on_epoch_start=look)], wait=True)
     assert seen == [None, 3, 3, 1, 1]
     assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 25, "val/loss": 0.5}
-    assert same(load_file(tmp_path / "best" / "model.safetensors"), weights_of(tmp_path, 25))
+    assert same(load_file(tmp_path / "best" / "model.safetensors"), saved_weights(tmp_path, 25))
     assert sorted(file.name for file in (tmp_path / "best").iterdir()) == ["best.json", "model.safetensors"]
 
 
@@ -202,7 +179,7 @@ def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path)
     for which, step in dict[Any, int]({"best": 10, "last": 15, 5: 5, 0: 0, None: 10}).items():
         model = network(seed=7)
         assert hr.load_weights(model, str(tmp_path / "run"), which=which) == step
-        assert same(model, weights_of(tmp_path / "run", step))
+        assert same(model, saved_weights(tmp_path / "run", step))
         assert same(model, trainer.model) == (step == 15)
     for wrong in ("worst", 7, True, 1.0):
         with pytest.raises(hr.HeadraceError, match=str(wrong)):
@@ -213,7 +190,7 @@ def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path)
     assert not (tmp_path / "without" / "best").exists()
     with pytest.raises(hr.CheckpointError, match="no best checkpoint"):
         hr.load_weights(model, tmp_path / "without", which="best")
-    assert same(model, weights_of(tmp_path / "run", 10)), "what is refused changes nothing"
+    assert same(model, saved_weights(tmp_path / "run", 10)), "what is refused changes nothing"
     assert hr.load_weights(model, tmp_path / "without") == 15
 
 
@@ -228,7 +205,7 @@ def test_load_weights_refuses_another_model_unless_it_need_not_be_strict(tmp_pat
     assert same(other, before)
     with pytest.warns(UserWarning, match=r"(?s)7 of 10 tensors .*0.weight.*checkpoint: 4.weight\n.*shape: 3.weig"):
         assert hr.load_weights(other, tmp_path, which="last", strict=False) == 15
-    saved = weights_of(tmp_path, 15)
+    saved = saved_weights(tmp_path, 15)
     assert same(other, before | {name: value for name, value in saved.items() if not name.startswith("3.")})
 
 
@@ -277,5 +254,5 @@ def test_a_run_goes_on_whether_or_not_its_model_is_compiled(first: str, second: 
         torch.testing.assert_close(mine, raw)
     plain, wrapped = network(seed=2), compiled(network(seed=3), second)
     assert hr.load_weights(plain, tmp_path, which="last") == hr.load_weights(wrapped, tmp_path, which="last") == 5
-    assert weights_of(tmp_path, 5).keys() == network().state_dict().keys()
+    assert saved_weights(tmp_path, 5).keys() == network().state_dict().keys()
     assert same([*plain.state_dict().values()], [*wrapped.state_dict().values()])

@@ -11,8 +11,7 @@ import pytest
 import torch
 from kit import small
 from kit.sampled import each
-from kit.small import data, drive, same, state, stop_and_resume
-from torch import Tensor
+from kit.small import data, drive, same, saved_weights, state, stop_and_resume
 
 import headrace as hr
 from headrace.app.cli import main
@@ -37,10 +36,6 @@ def fit(trainer: hr.Trainer, run: Path | None, *test: Any, **options: Any) -> hr
 def left_at(run: Path, step: int) -> None:
     """A trainer's loop is left after so many steps."""
     drive(make(), DATA, VAL, until=step, run=run)
-
-
-def weights_of(run: Path, step: int) -> dict[str, Tensor]:
-    return Store(run / "checkpoints", None).load(step).tensors["model.safetensors"]
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -176,10 +171,10 @@ def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
         found = fit(part, tmp_path / "parts", epochs=epochs, callbacks=watching(), keep="all")
         losses = found["val/loss"]
         step = 5 * (1 + losses.index(min(losses))) if restore else 5 * epochs
-        assert same(weights_of(tmp_path / "parts", step), part.model)
+        assert same(saved_weights(tmp_path / "parts", step), part.model)
     assert found.rows == expected.rows
     assert same(parts[-1].model, whole.model)
-    assert same(*(weights_of(tmp_path / name, 35) for name in ("whole", "parts")))
+    assert same(*(saved_weights(tmp_path / name, 35) for name in ("whole", "parts")))
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 import torch
 from kit.forked import start
 from kit.sharded_models import Layers, adam, by_workers, data, distance, full
+from kit.small import saved_weights
 from torch import nn
 
 import headrace as hr
 from headrace.app.cli import main
 from headrace.errors import CheckpointError, ConfigError
-from headrace.store.checkpoints import Store
 
 TRAINED = {f"blocks.{k}.{name}.weight" for k in range(2) for name in ("down", "up")} | {"last.weight", "last.bias"}
 
@@ -30,22 +30,17 @@ def trains(run: Path, epochs: int, seed: int = 1, strategy: hr.Strategy | None =
     return trainer.model
 
 
-def saved(run: Path) -> dict[str, torch.Tensor]:
-    store = Store(run / "checkpoints", None)
-    return store.load(store.steps()[-1]).tensors["model.safetensors"]
-
-
 def test_what_is_frozen_is_not_saved_and_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     trains(tmp_path / "a", 1)
-    assert set(saved(tmp_path / "a")) == TRAINED
+    assert set(saved_weights(tmp_path / "a")) == TRAINED
     found = trains(tmp_path / "a", 3)
     assert distance(full(found), full(trains(tmp_path / "b", 3, checkpoint="complete"))) == 0
-    assert set(saved(tmp_path / "b")) > TRAINED
+    assert set(saved_weights(tmp_path / "b")) > TRAINED
     read = model()
     hr.load_weights(read, tmp_path / "a")
     assert distance(full(read), full(found)) == 0
     complete = trains(tmp_path / "a", 4, checkpoint="complete")
-    assert set(saved(tmp_path / "a")) == set(complete.state_dict())
+    assert set(saved_weights(tmp_path / "a")) == set(complete.state_dict())
 
 
 def test_another_base_is_refused(tmp_path: Path) -> None:
@@ -90,7 +85,7 @@ def test_every_strategy_saves_what_is_trained_and_goes_on_to_the_bit(strategy: s
         return full(hr.launch(call, workers=2))
 
     on_workers("left", 1, "trainable")
-    assert set(saved(tmp_path / "left")) == TRAINED
+    assert set(saved_weights(tmp_path / "left")) == TRAINED
     on_workers("complete", 1, "complete")
     assert distance(on_workers("left", 3, "trainable"), on_workers("complete", 3, "complete")) == 0
     assert distance(full(model()), on_workers("left", 3, "trainable")) > 0
@@ -111,5 +106,5 @@ def test_the_base_of_a_sharded_model_is_that_of_a_complete_one(tmp_path: Path) -
     run = tmp_path / "sharded"
     with start(goes_on_sharded, tmp_path, str(run)) as child:
         assert child.ending() == 0, child.output
-    assert set(saved(run)) == TRAINED
+    assert set(saved_weights(run)) == TRAINED
     assert distance(full(trains(run, 3)), full(trains(tmp_path / "b", 3))) <= 1e-5

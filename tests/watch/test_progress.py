@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kit.screens import screen
+from kit.small import Clock
 from torch import Tensor, nn
 
 import headrace as hr
@@ -181,40 +182,23 @@ def test_what_goes_to_a_file_is_not_sent_to_the_terminal(user: pytest.MonkeyPatc
     assert "long" * 50 in err.getvalue(), "lines are not broken, so that they can be copied"
 
 
-class Clock:
-    """Time that goes on by the step."""
-
-    def __init__(self, tick: float) -> None:
-        self.now, self.tick = 0.0, tick
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-class Ticks(hr.Callback):
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def on_step_end(self, info: hr.Info) -> None:
-        self.clock.now += self.clock.tick
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("style", "period"), [("bar", 0.1), ("plain", 10.0)])
 @pytest.mark.parametrize("tick", [0.0004, 0.01, 0.09])
 def test_it_is_drawn_by_time_and_not_by_step(
     style: str, period: float, tick: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(tick)
+    clock = Clock()
     monkeypatch.setattr(display, "time", clock)
     draws: Any = []
     kind: Any = display.Bar if style == "bar" else display._Lines
     draw = kind.draw
     monkeypatch.setattr(kind, "draw", lambda self, info, clock: (draws.append(info.step), draw(self, info, clock)))
     shown = display.Progress(style, io.StringIO())
-    make(batch_size=1).fit((X, Y), epochs=3, progress=False, callbacks=[Ticks(clock), shown])
+    ticks = hr.Lambda(on_step_end=lambda info: clock.passes(tick))
+    make(batch_size=1).fit((X, Y), epochs=3, progress=False, callbacks=[ticks, shown])
     elapsed = 600 * tick
-    assert clock.now == pytest.approx(elapsed)
+    assert clock.now_s == pytest.approx(elapsed)
     assert len(draws) <= elapsed / period + 2
     assert len(draws) >= 0.8 * int(elapsed / (period + tick))
 
