@@ -296,22 +296,28 @@ def test_a_copy_of_an_optimizer_in_use_remembers_what_the_original_does(copied: 
     assert same(raw, ours)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+@pytest.mark.parametrize("how", ["copied", "pickled", "loaded"])
 @pytest.mark.parametrize("joint", [True, False], ids=["Joint", "MasterWeights"])
-def test_a_copy_of_an_optimizer_of_ours_goes_on_as_the_original(copied: Callable[[Any], Any], joint: bool) -> None:
+def test_a_copy_of_an_optimizer_of_ours_goes_on_as_the_original(how: str, joint: bool) -> None:
+    def of(first: nn.Parameter, *rest: nn.Parameter) -> torch.optim.Optimizer:
+        members: list[torch.optim.Optimizer] = [torch.optim.SGD([first], 0.1, momentum=0.9), torch.optim.Adam(rest)]
+        return Joint(members) if joint else hr.MasterWeights([first, *rest], torch.optim.AdamW)
+
     model, _ = pair()
     model = model if joint else model.bfloat16()
-    first, *rest = model.parameters()
-    members: list[torch.optim.Optimizer] = [torch.optim.SGD([first], 0.1, momentum=0.9), torch.optim.Adam(rest)]
-    optimizer = Joint(members) if joint else hr.MasterWeights([first, *rest], torch.optim.AdamW)
+    optimizer = of(*model.parameters())
 
     def go(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        model(X.to(first.dtype)).float().square().mean().backward()
+        model(X.to(next(model.parameters()).dtype)).float().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
     go(model, optimizer)
-    twin, its = copied((model, optimizer))
+    both = (model, optimizer)
+    twin, its = copy.deepcopy(both) if how != "pickled" else pickle.loads(pickle.dumps(both))
+    if how == "loaded":
+        its = of(*twin.parameters())
+        its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     go(model, optimizer)
     go(twin, its)
     assert same(model, twin)

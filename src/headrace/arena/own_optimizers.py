@@ -222,6 +222,16 @@ class MasterWeights(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_inner": self._inner, "kind": self.kind}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As any optimizer does, but copies and moments stay in fp32: torch rounds them to the type of a parameter."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for number, param in zip(numbers, params, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if name != "step" and isinstance(value, torch.Tensor):
+                    self.state[param][name] = value.to(param.device, copy=True)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         inner = self._inner
