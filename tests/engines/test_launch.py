@@ -317,3 +317,11 @@ def test_a_second_ctrl_c_leaves_a_worker_that_hangs() -> None:
     finally:
         signal.signal(signal.SIGINT, handler)
         go.set()
+
+
+def test_an_extra_state_that_cannot_be_sent_stays_as_it_was_with_a_warning() -> None:
+    model = Extra(extra := {1, 2})
+    with pytest.warns(UserWarning, match="the caller's model keeps its own '_extra_state', which cannot be sent"):
+        assert launch(learns, model, workers=2) == "done"
+    assert model.extra == extra
+    assert torch.equal(model.weight, torch.full((1, 2), 3.0))

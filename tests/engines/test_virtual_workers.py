@@ -2,6 +2,7 @@
 
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -341,3 +342,67 @@ def test_a_worker_that_computes_for_ever_is_given_up() -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert done == [True]
+
+
+def test_settings_for_a_while_do_not_leak_to_others_or_out() -> None:
+    def work(comm: SimComm) -> list[Any]:
+        found: list[Any] = []
+        torch.use_deterministic_algorithms(False)  # imports what adds filters of its own
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if comm.shard.index else "error")
+            torch.use_deterministic_algorithms(comm.shard.index == 1)
+            torch.set_default_dtype([torch.float32, torch.float64, torch.float16][comm.shard.index])
+            for _ in range(3):
+                comm.all_reduce(torch.ones(1, dtype=torch.float32))
+                deterministic = torch.are_deterministic_algorithms_enabled()
+                found += [str(torch.get_default_dtype()), deterministic, warnings.filters[0][0]]
+        return found
+
+    filters = warnings.filters
+    assert on_all(work, 3) == [
+        ["torch.float32", False, "error"] * 3,
+        ["torch.float64", True, "ignore"] * 3,
+        ["torch.float16", False, "ignore"] * 3,
+    ]
+    assert warnings.filters is filters
+    assert torch.get_default_dtype() == torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_error_that_was_reported_comes_before_what_follows_from_it_unless_it_ended_nobody(ends: bool) -> None:
+    def main() -> None:
+        cause = BoomError("the cause")
+        if me().shard.index == 1:
+            me().report_error(cause)
+            me().report_error(GeneratorExit())
+        me().all_reduce(torch.ones(1))
+        if me().leader:
+            raise WorkerError("somebody failed") if ends else ValueError("another cause")  # it gets here first
+        me().all_reduce(torch.ones(1))
+        raise cause
+
+    with pytest.raises(BoomError if ends else ValueError, match="cause"):
+        launch(main, workers=3)
+
+
+def test_values_go_where_they_are_sent_as_copies() -> None:
+    def talk(comm: SimComm) -> list[Any]:
+        k = comm.shard.index
+        vector = torch.full((3,), float(k))
+        comm.broadcast(vector)
+        own: dict[str, Any] = {"k": k, "t": torch.tensor([k])}
+        gathered = comm.gather(own)
+        shared: Any = comm.share({"from": k, "t": torch.zeros(1)})
+        shared["t"] += k + 1  # nobody else's
+        part = comm.hand_out([[10 * j, torch.tensor([j])] for j in range(comm.count)] if comm.leader else None)
+        everything = comm.all_gather((k, float("inf")))
+        own["t"] += 100
+        return [vector, [g["t"].item() for g in gathered] if gathered else gathered, shared, part, everything]
+
+    for k, (vector, gathered, shared, part, everything) in enumerate(on_all(talk, 3)):
+        assert vector.tolist() == [0.0, 0.0, 0.0]
+        assert gathered == ([0, 1, 2] if k == 0 else None)
+        assert (shared["from"], shared["t"].item()) == (0, k + 1)
+        assert (part[0], part[1].item()) == (10 * k, k)
+        assert everything == [(j, float("inf")) for j in range(3)]

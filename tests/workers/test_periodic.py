@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.bare_workers import Worker, together
+from kit.bare_workers import Worker, through_codec, together
 from kit.small import same
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from headrace import BlockMomentum, CheckpointError, ConfigError, DiLoCo, Periodic, Strategy
-from headrace.workers.comm import Comm, mean
+from headrace.workers.comm import Comm, Null, mean
 from headrace.workers.strategy import Single
 
 Make = Callable[[], Strategy]
@@ -77,6 +77,14 @@ def test_a_mean_weighs_workers_and_gives_all_the_same_bits_for_tensors_of_every_
         torch.testing.assert_close(first[k], tensor * (30 / 8))
         assert all(torch.equal(first[k], other[k]) for other in others)
         assert all(torch.equal(mine[k], old[k]) for mine, old in zip(given, before, strict=True)), "nothing is changed"
+
+
+def test_where_all_weights_are_0_every_worker_keeps_a_copy_and_a_worker_alone_its_own_tensors() -> None:
+    tensors = [[torch.randn(5)], [torch.randn(5)]]
+    for held, found in zip(tensors, means([0, 0], tensors), strict=True):
+        assert torch.equal(held[0], found[0])
+        assert held[0] is not found[0]
+    assert mean(Null(), tensors[0], 7)[0] is tensors[0][0]  # x * 7 / 7 may round
 
 
 def test_half_precision_is_added_up_in_single_precision() -> None:
@@ -202,7 +210,7 @@ def test_block_momentum_is_its_equation(count: int, zeta: float, eta: float | No
     ("before", "now", "eta", "zeta", "nesterov"),
     [
         (BlockMomentum("2 steps"), BlockMomentum("2 steps"), 0.5, 1.0, False),  # by default that of two workers
-        (BlockMomentum("2 steps"), BlockMomentum("2 steps", momentum=0.6, lr=0.4), 0.6, 0.4, False),
+        (BlockMomentum("2 steps"), BlockMomentum("2 steps", momentum=0.6, lr=0.4, nesterov=True), 0.6, 0.4, True),
         (DiLoCo("2 steps"), DiLoCo("2 steps", momentum=0.3, lr=0.2), 0.3, 0.2, True),
         (
             Periodic("2 steps", outer=partial(SGD, lr=1.0, momentum=0.9)),
@@ -249,6 +257,24 @@ def test_the_state_of_an_outer_optimizer_is_by_names_and_that_of_another_is_refu
     state, _ = train(1, lambda: Periodic("4 steps"), 8)[0].save()
     with pytest.raises(CheckpointError, match="had no outer optimizer"):
         DiLoCo("4 steps").load_state_dict(worker.replica, state, None)
+
+
+@pytest.mark.parametrize("make", [lambda: Periodic("4 steps"), outer_adam])
+def test_a_state_may_be_loaded_before_or_after_the_training_begins(make: Make) -> None:
+    (worker,) = train(1, make, 6)
+    shared, own = worker.save()
+    before, after = make(), make()
+    before.load_state_dict(worker.replica, shared, own)
+    before.begin(worker.replica)
+    after.begin(worker.replica)
+    after.load_state_dict(worker.replica, shared, own)
+    for strategy in (before, after):
+        assert strategy.own_state() == own == {"rows": 8, "total": 8}
+        found = through_codec(strategy.state_dict(worker.replica))
+        assert same(found["start"], shared["start"])
+        strategy.leave()
+        strategy.begin(worker.replica)  # another training, which knows nothing of it
+        assert strategy.own_state() == {"rows": 0, "total": 0}
 
 
 # --- what is refused ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.train.vote import VOTE_S, StopVote
+from headrace.train.vote import MOST_STEPS, VOTE_S, StopVote
 from headrace.workers.comm import Null
 
 
@@ -42,3 +42,16 @@ def test_where_all_wait_for_it_a_word_is_heard_at_once(want: str) -> None:
     said = word(want == "stop", want == "leave", want == "save", True)
     assert said is not None
     assert (said.stop, said.leave, said.save) == (want == "stop", want == "leave", want == "save")
+
+
+def test_a_word_is_a_rare_thing_where_steps_are_short_until_they_are_long() -> None:
+    clock = Clock()
+    word, heard, late = StopVote(clock), 0, []
+    for _ in range(20 * MOST_STEPS):
+        clock.now_s += 1e-6
+        heard += word(False, False, False, False) is not None
+    assert 20 <= heard < 40
+    for _ in range(2 * MOST_STEPS + 3):
+        clock.now_s += 1
+        late.append(word(False, False, False, False))
+    assert None not in late[-3:]
