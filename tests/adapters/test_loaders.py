@@ -433,3 +433,16 @@ def test_samples_with_a_state_are_not_replayed() -> None:
     assert fresh.loads == 1
     assert "own state" in going_on.level
     assert "replay" in SampleSource(Stream()).level
+
+
+def test_a_dataset_may_use_gradients_and_its_batches_have_none() -> None:
+    weight = torch.ones(2, requires_grad=True)
+
+    def give(i: int) -> Any:
+        x: Any = torch.full((2,), float(i), requires_grad=True)
+        (x**2).sum().backward()
+        return x.grad * weight, i
+
+    for batch in hr.Feed(LoaderSource(DataLoader(Samples(give), SIZE))):
+        assert not batch["x"].requires_grad
+        assert batch["x"].tolist() == [[2 * i] * 2 for i in batch["y"].tolist()]

@@ -68,3 +68,21 @@ def test_items_counts_what_a_field_says_and_rows_otherwise() -> None:
     batch = hr.Batch({"words": Ragged(), "graph": Mapping(), "y": torch.arange(4)})
     assert batch.items("words") == 21
     assert batch.items("graph") == batch.items("y") == 4
+
+
+def test_a_size_may_differ_between_batches() -> None:
+    padded = hr.Stream("ids", (-1, 3), "int64")
+    assert str(padded) == "ids: int64[?, 3]"
+    assert padded.varies
+    for shape, fits in {
+        (5, 3): True,
+        (9, 3): True,
+        (-1, -1): True,
+        (5, 4): False,
+        (5,): False,
+        (5, 3, 1): False,
+    }.items():
+        assert padded.fits(hr.Stream("ids", shape, "int64")) == fits
+        assert hr.Stream("ids", shape, "int64").fits(padded) == fits
+    assert not padded.fits(hr.Stream("ids", (5, 3), "int32"))
+    assert not padded.fits(hr.Stream("words", (5, 3), "int64"))

@@ -1,5 +1,7 @@
 """How long and how often: one small type, with the unit in the text or in the name of the argument."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +50,10 @@ def test_an_interval_fires_when_the_floor_of_count_by_n_changes(n: int, updates:
         now = (counters.steps // n, counters.samples // n, counters.epochs // n)
         fired = [hr.Length(n, unit).fires(counters) for unit in ("steps", "samples", "epochs")]
         assert fired == [b != a for a, b in zip(before, now, strict=True)]
+
+
+@pytest.mark.parametrize("unit", ["epochs", "steps", "samples", "minutes"])
+def test_a_length_is_reached_at_its_count_and_ever_after(unit: str) -> None:
+    others: dict[str, Any] = dict.fromkeys(("epochs", "steps", "samples", "minutes"), 99)
+    reached = [hr.Length(3, unit).reached(Counters(**{**others, unit: count})) for count in range(6)]
+    assert reached == [False, False, False, True, True, True]

@@ -1,12 +1,13 @@
 """Files and directories: nothing is replaced by accident, nothing is half there, and failures are told in full."""
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.fault_harness import Died, Fail, Trace, performing
+from kit.fault_harness import Died, Fail, Trace, open_files, performing
 
 from headrace.store import disk
 
@@ -143,3 +144,23 @@ def test_blocks_hold_the_same_bytes_and_are_written_as_they_are(lengths: list[in
             assert path.read_bytes() == b"".join(pieces) + odd
         finally:
             path.unlink(missing_ok=True)
+
+
+def test_a_file_is_closed_once_and_its_descriptor_is_not_inherited(tmp_path: Path) -> None:
+    before = open_files()
+    opened = disk.File(tmp_path / "file", new=True)
+    assert not os.get_inheritable(opened._fd)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) & 0o133 == 0
+    opened.close()
+    opened.close()
+    assert open_files() == before
+
+
+def test_a_failure_names_the_file_though_the_call_got_a_descriptor(tmp_path: Path) -> None:
+    growing = disk.File(tmp_path / "file", new=True)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, growing._fd)
+    os.close(full)
+    with growing, pytest.raises(OSError, match="No space left on device") as caught:
+        growing.write(b"x")
+    assert caught.value.filename == str(tmp_path / "file")

@@ -355,3 +355,17 @@ def test_workers_keep_a_best_step_at_which_a_limit_ends_an_epoch_early(tmp_path:
 
     hr.launch(main, workers=2)
     assert hr.load_weights(network(), tmp_path / "run", which="best") == 3
+
+
+def test_a_metric_of_which_the_other_side_is_better_now_begins_anew_after_a_resume(tmp_path: Path) -> None:
+    def run(epochs: int, higher: bool) -> hr.EarlyStopping:
+        watching = hr.EarlyStopping("val/gap", patience=9)
+        trainer = small.trainer(metrics={"gap": Gap(higher)}, batch_size=BATCH)
+        small.fit(trainer, DATA, VAL, epochs=epochs, callbacks=[watching], run=hr.Run(tmp_path, override=True))
+        return watching
+
+    run(2, higher=True)
+    assert (again := run(3, higher=True)).ranking == [(-1.0, 5)]
+    assert again.waited == 2
+    other = run(4, higher=False)
+    assert (other.mode, other.ranking, other.waited) == ("min", [(-1.0, 20)], 0)

@@ -1,6 +1,7 @@
 """A report says what is in a run, whole or cut short, and is one page that needs nothing else."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ import headrace as hr
 from headrace.store import disk
 from headrace.watch.charts import panels
 from headrace.watch.report import write
+from headrace.watch.report.page import throughput
 from headrace.watch.report.read import read
 from headrace.watch.report.scores import scores
 from headrace.watch.report.svg import chart
@@ -341,3 +343,18 @@ def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", 1.0)
     places = [float(place) for _, path in drawn.paths for place in re.findall(r"[^MLHVhz ]+", path)]
     assert all(0 <= place <= 1000 for place in places)
+
+
+def test_how_fast_it_went_is_from_report_to_report() -> None:
+    def row(samples: int, minutes: float) -> dict[str, Any]:
+        return {"samples": samples, "minutes": minutes}
+
+    reports = [row(600, 0.1), row(1200, 0.3), row(1200, 0.4), {"samples": 5}, row(1800, 0.4), row(2400, math.nan)]
+    assert throughput(reports) == pytest.approx({0: 100.0, 1: 50.0})
+
+
+def test_the_classes_are_those_of_the_last_confusion_matrix(tmp_path: Path) -> None:
+    found = scores([{"epoch": k, "step": k, "samples": k, "val/confusion": [[k, 2], [3, 4]]} for k in (1, 9)])
+    assert found is not None
+    assert (found.of, found.matrix) == ("val", [[9, 2], [3, 4]])
+    assert scores([{"val/confusion": [[0.5, 0.5], [0, 1]]}]) is None, "shares are no counts"

@@ -349,3 +349,15 @@ def test_the_norm_is_measured_for_each_optimizer_also_after_a_resume_and_changes
     assert [len([each for each in pair if each]) for pair in norms] == [1, 1, 2, 2, 2, 2, 2, 2]
     assert norms == [[row.get(f"gradient_norm/{key}") for key in ("weight", "bias")] for row in resumed.history]
     assert small.same(whole.model, train(8, None).model)
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_the_best_model_is_restored_if_one_of_two_callbacks_of_a_kind_wants_it(
+    order: tuple[bool, ...], tmp_path: Path
+) -> None:
+    for epochs in (3, 5):
+        trainer = made(schedule={0: 0.01, "2 epochs": 10.0})  # the best is the second epoch
+        fit(trainer, *(hr.BestModel(restore=restore) for restore in order), epochs=epochs, run=tmp_path / "run")
+    losses = trainer.history["val/loss"]
+    assert min(losses) < losses[-1]
+    assert trainer.validate((X, Y))["val/loss"] == min(losses)

@@ -14,7 +14,7 @@ from kit.sockets import free_port, listening
 from kit.torch_workers import be_worker, over_gloo, worker_processes
 from torch import Tensor
 
-from headrace.errors import CheckpointError, ConfigError
+from headrace.errors import CheckpointError, ConfigError, WorkerError
 from headrace.workers.here import here
 from headrace.workers.join import backends, join_others, timeout_of_environment
 from headrace.workers.torch_comm import TorchComm
@@ -244,3 +244,32 @@ def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     assert backends() == expected
+
+
+class Full:
+    """A network that has no memory left."""
+
+    def allreduce(self, *_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def runs_out_of_memory(index: int, count: int, port: int) -> None:
+    be_worker(index, count, port)
+    over_gloo()
+    comm = here()
+    assert isinstance(comm, TorchComm)
+    if index == 1:
+        values, comm._values = comm._values, Full()  # type: ignore[assignment]
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            comm.all_reduce(torch.ones(1))
+        comm.report_error(caught.value)
+        comm._values = values
+    else:
+        with pytest.raises(WorkerError, match=r"worker 1 failed at step 0: OutOfMemoryError: CUDA out of memory\."):
+            comm.all_reduce(torch.ones(1))
+    comm.close()
+
+
+def test_memory_that_runs_out_within_a_sum_is_no_loss_of_a_worker(tmp_path: Path) -> None:
+    with worker_processes(runs_out_of_memory, tmp_path, 2, 2, free_port()) as children:
+        all_end_well(children)
