@@ -13,6 +13,7 @@ import gc
 import importlib.util
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -361,10 +362,14 @@ def _reap(watched: dict[int, _Watched]) -> None:
 def _warm_up() -> None:
     """Imports what processes need, by a training, and has the garbage collector ignore it from then on."""
     import pytest  # noqa: F401
+    from tensorboard.compat.proto import event_pb2  # noqa: F401
 
+    from headrace import app
     from headrace.engines import processes  # noqa: F401
     from kit import trainees
 
+    for module in pkgutil.walk_packages(app.__path__, "headrace.app."):  # what commands import one by one
+        importlib.import_module(module.name)
     seed_what_is_there()
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
     gc.collect()
