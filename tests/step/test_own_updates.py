@@ -172,7 +172,8 @@ class Searches(hr.Trainer):
             loss.backward()
             return loss
 
-        return {"loss": self.optimizer.step(closure)}  # type: ignore[arg-type]
+        step: Any = self.optimizer.step
+        return {"loss": step(closure)}
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
@@ -184,7 +185,7 @@ def test_lbfgs_steps_by_hand_as_in_a_plain_loop_and_resumes(search: str | None, 
         return made(Searches, optimizer=lbfgs, arena=False)
 
     parts = stop_and_resume(searching, [3, 7], tmp_path, (X, Y), epochs=3)
-    optimizer = lbfgs((raw := network()).parameters())
+    optimizer: Any = lbfgs((raw := network()).parameters())
     for x, y in [*zip(X.split(BATCH), Y.split(BATCH), strict=True)] * 3:
 
         def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
@@ -193,7 +194,7 @@ def test_lbfgs_steps_by_hand_as_in_a_plain_loop_and_resumes(search: str | None, 
             loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
     assert same(parts.model, raw)
 
 
