@@ -60,17 +60,6 @@ def test_a_run_that_is_left_goes_on_with_the_parameters_that_were_frozen_by_hand
     assert not same(found, trained(make(thaws), tmp_path / "plain", nothing, hr.Freeze("3.*", until=until)))
 
 
-def test_a_callback_that_freezes_by_hand_need_not_repeat_it_after_a_resume(tmp_path: Path) -> None:
-    class Once(hr.Callback):
-        def on_step_end(self, info: hr.Info) -> None:
-            if info.step == FROZEN_AT:
-                info.trainer.model[0].requires_grad_(False)
-
-    expected = trained(make(), tmp_path / "whole", nothing, Once())
-    trained(make(), tmp_path / "left", nothing, Once(), stop=LEFT_AT)
-    assert same(trained(make(), tmp_path / "left", nothing, Once()), expected)
-
-
 def test_another_requires_grad_than_that_of_the_run_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
     trained(make(), tmp_path / "run", nothing, stop=LEFT_AT)
     other = make(thaws=True)
