@@ -77,7 +77,6 @@ def test_the_weights_are_those_of_a_loop_that_divides_by_all_tokens(how: dict[st
     assert not same(by_hand(mean_of_means=True), ours.model), "the control"
 
 
-@pytest.mark.slow
 def test_a_run_that_ends_after_any_update_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     stop_and_resume(trainer, [1, 4, 6, 7], tmp_path, source, every="1 step")
 

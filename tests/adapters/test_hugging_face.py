@@ -37,7 +37,6 @@ def rows_of(hugging: Any) -> Any:
     return hugging.Dataset.from_dict(columns, features=kinds)
 
 
-@pytest.mark.slow
 def test_a_hugging_face_dataset_is_read_from_its_arrow_table(hugging: Any) -> None:
     data = rows_of(hugging)
     table = as_data(data)
@@ -89,7 +88,6 @@ def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
         as_data(data.select([]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_hugging_face_stream_resumes_after_any_batch(hugging: Any, shards: int, shuffled: bool) -> None:

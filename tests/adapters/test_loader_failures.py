@@ -172,7 +172,6 @@ def undisturbed(kind: str = "plain") -> tuple[str, dict[int, list[int]]]:
     return train(None, seen, kind=kind), seen.rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "at", "kind"),
     [QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in sampled(OTHERS, keep=CORE))],
@@ -197,7 +196,6 @@ def test_a_worker_that_fails_is_named_and_no_row_is_lost(
         assert sorted(its) == list(range(ROWS))
 
 
-@pytest.mark.slow
 def test_a_source_that_has_failed_can_be_asked_again() -> None:
     torch.manual_seed(0)
     source = LoaderSource(loader("", -1, "plain"), names=("x", "y", "i"))
@@ -223,7 +221,6 @@ class Telling(Seen):
         tell(f"step {info.step}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_signal_is_heard_while_a_worker_hangs(group: bool, tmp_path: Path) -> None:
     """When the loader gives up; at once if it goes to the whole group, so that the workers are gone."""
@@ -242,7 +239,6 @@ def test_a_signal_is_heard_while_a_worker_hangs(group: bool, tmp_path: Path) -> 
     assert resumed == undisturbed()[0]
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_a_wait_at_once(tmp_path: Path) -> None:
     with start(wait_for_a_batch, tmp_path) as child:
         child.until("hangs")

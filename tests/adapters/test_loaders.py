@@ -55,7 +55,6 @@ def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: st
     assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and again within the second; a chain of stops at that."""
@@ -95,7 +94,6 @@ def test_a_resume_that_forgets_the_random_numbers_is_another_training(tmp_path: 
     assert trained(source, tmp_path / "run") != whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two workers", pytest.param("stateful, two workers", marks=pytest.mark.slow)])
 def test_an_epoch_that_is_left_leaves_no_process_and_no_thread(name: str) -> None:
     threads = set(threading.enumerate())
@@ -142,7 +140,6 @@ def test_workers_that_stay_give_the_order_of_a_resume_wherever_it_begins() -> No
         assert [fresh.pull(1)["y"].tolist() for _ in given[at:]] == [rows for rows, *_ in given[at:]], at
 
 
-@pytest.mark.slow
 def test_validation_by_workers_that_stay_draws_what_the_plain_loop_draws_also_after_a_resume(tmp_path: Path) -> None:
     def trained(epochs: int, run: Path | None = None, by_hand: bool = False, by_name: bool = False) -> list[Tensor]:
         trainees.seed()
@@ -197,7 +194,6 @@ def test_how_exactly_a_loader_resumes_is_said_where_workers_draw() -> None:
         assert level.endswith(ends)
 
 
-@pytest.mark.slow
 def test_a_loader_that_is_not_needed_any_more_is_gone_at_once() -> None:
     """Found by the garbage collector later, one with workers that stay would hold up the process for seconds."""
 

@@ -230,7 +230,6 @@ def test_a_dataset_with_a_collate_function_is_trained_on_and_resumes_after_any_b
     assert trained(tmp_path / "run") == whole
 
 
-@pytest.mark.slow
 def test_batches_of_a_collate_function_are_those_of_its_rows_and_shared_out() -> None:
     source = hr.from_dataset(Sentences(), collate=padded, order="none")
     assert [str(stream) for stream in source.streams][2] == "ids: int64[?]"

@@ -72,7 +72,6 @@ def train_for_long(run: str) -> None:
     trainer.fit(trainees.Rows(), run=hr.Run(run, every="1 step", keep=3), epochs=10**6, progress=False)
 
 
-@pytest.mark.slow
 def test_a_run_is_sound_while_checkpoints_come_and_go(tmp_path: Path, capsys: Any) -> None:
     run, sound, problems = tmp_path / "run", set[str](), set[str]()
     with start(train_for_long, tmp_path, run) as child:

@@ -83,7 +83,6 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
     assert answer(capsys, "resume", "runs/002", "--trust", "--epochs", "2")["step"] == 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["small", "passes"])
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
@@ -140,7 +139,6 @@ def torchrun(place: str, words: list[str]) -> None:
     run_torchrun(["--standalone", "--nproc-per-node=2"], headrace, *words)
 
 
-@pytest.mark.slow
 def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: Path) -> None:
     how = ["fit", "sines.py:small", "--width", "6", "--epochs", "1", "--json"]
     found = []
@@ -160,7 +158,6 @@ def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: P
 # --- signals --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number: int, status: int) -> None:
     with process(place, "fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as child:

@@ -92,7 +92,6 @@ def print_for_nobody(place: str) -> None:
                     tell(f"{line}: {error!r}")
 
 
-@pytest.mark.slow
 def test_a_reader_that_has_left_is_no_error_and_ends_no_work(place: Path) -> None:
     (place / "out").mkdir()
     (place / "again").mkdir()

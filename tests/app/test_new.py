@@ -46,7 +46,6 @@ def its_tests(place: str, *words: str) -> None:
     raise SystemExit(int(pytest.main(["-q", "-p", "no:cacheprovider", *words])))
 
 
-@pytest.mark.slow
 def test_its_test_passes_without_a_warning_and_fails_for_a_recipe_that_does_not_learn(tmp_path: Path) -> None:
     assert headrace("new", tmp_path / "churn") == 0
     recipe = tmp_path / "churn" / "churn.py"

@@ -28,7 +28,6 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return f"{tmp_path}/object_recipe.py:small"
 
 
-@pytest.mark.slow
 def test_commands_take_a_run_in_a_store(
     recipe: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,7 +52,6 @@ def test_commands_take_a_run_in_a_store(
     assert not hr.diff(run, local), "the same bits"
 
 
-@pytest.mark.slow
 def test_a_list_of_runs_takes_a_request_for_each(
     recipe: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,7 +61,6 @@ def rehearsed(*words: str) -> int:
 # --- a rehearsal -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_is_rehearsed_by_its_name_and_learns(name: str) -> None:
     every = "" if name == "synchronous" else ":every=2 steps"
@@ -108,7 +107,6 @@ def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_ke
 # --- what is printed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_what_came_before_a_strategy_that_fails_is_told(capsys: Any) -> None:
     both = ["--workers", "4", "--strategy", "periodic", "--strategy", "synchronous"]
     assert headrace("rehearse", "recipe.py:picky", *both) == 1

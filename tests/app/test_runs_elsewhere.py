@@ -44,7 +44,6 @@ def url(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"file://{in_tmp_path}/bucket/run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_a_url_is_a_run_wherever_one_is_named(use: str, url: str, in_tmp_path: Path) -> None:
     train(url)

@@ -37,7 +37,6 @@ def checks(kind: str, dtype: str) -> list[tuple[str, Any, Callable[[Any], None]]
     return [(check.func.__name__ if isinstance(check, partial) else check.__name__, one, check) for one, check in made]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Classifier", "Regressor"])
 def test_every_check_passes_in_single_precision_or_as_is_documented_in_double(kind: str) -> None:
     from sklearn.base import clone

@@ -63,7 +63,6 @@ def test_a_fitted_one_can_be_copied_and_sent(copied: Any, tmp_path: Path) -> Non
     assert len({p.untyped_storage().data_ptr() for p in fitted.module_.parameters()}) > 1, "no arena is left"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("module", [None, Narrow, Narrow(6, 3)], ids=["none", "class", "instance"])
 def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module: Any) -> None:
     torch.manual_seed(5)
@@ -78,7 +77,6 @@ def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module:
     assert (fitted.predict_proba(X) != other.predict_proba(X)).any()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("targets", [B, B[:, :1], B[:, 0]], ids=["two", "column", "flat"])
 def test_numbers_have_the_shape_they_had(targets: np.ndarray) -> None:
     fitted = small_regressor(epochs=60).fit(A, targets)
@@ -119,7 +117,6 @@ class Pressed(hr.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
 def test_the_same_fit_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     def fit(run: str, X: Any = X) -> Any:
         options = {"epochs": 6, "validation": 0.2, "patience": 9, "callbacks": watching}

@@ -106,7 +106,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         child.close(force=True)
 
 
-@pytest.mark.slow
 def test_a_training_shows_a_bar_and_leaves_a_line_for_each_epoch(shell: Shell) -> None:
     said = shell.run(f"{FIT} --run runs/straight")
     assert said.status == 0
@@ -122,7 +121,6 @@ def test_a_training_shows_a_bar_and_leaves_a_line_for_each_epoch(shell: Shell) -
     assert accuracy > 0.7
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(shell: Shell) -> None:
     said = shell.run("headrace fit waits.py --run runs/first", "waiting")
     assert said.status == 130
@@ -135,7 +133,6 @@ def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(shell: Shell) -> No
     assert any(re.search(r"saved at step 3 in runs/first; run again to go on", line) for line in said.lines)
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shell) -> None:
     said = shell.run("headrace fit waits.py --twice --run runs/waits", "waiting", "heard")
     assert said.status == 130

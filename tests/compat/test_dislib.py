@@ -281,7 +281,6 @@ def test_what_is_not_offered_is_refused_in_a_sentence() -> None:
         built().fit_synchronous_every_n_epochs_with_GPU(blocks(X), blocks(Y), 2, 1, n_epocs_sync=0)
 
 
-@pytest.mark.slow
 def test_the_example_and_its_native_twin_come_to_the_same_parameters_and_losses() -> None:
     folder = Path(__file__).parents[2] / "examples/compat"
     legacy, native = (runpy.run_path(str(folder / f"dislib_{name}.py"))["main"]() for name in ("legacy", "native"))

@@ -219,7 +219,6 @@ def test_what_cannot_work_is_refused_before_the_first_update() -> None:
         trainer(Model(), early_stopping=fk.EarlyStopping()).fit(loader(), 1)
 
 
-@pytest.mark.slow
 def test_the_example_and_its_native_twin_come_to_the_same_weights_and_test() -> None:
     legacy, native = (runpy.run_path(str(EXAMPLES / f"faknow_{name}.py"))["main"]() for name in ("legacy", "native"))
     assert legacy[0] == pytest.approx(native[0], abs=1e-6)

@@ -210,7 +210,6 @@ def test_pixels_of_weight_0_and_ignored_classes_teach_nothing() -> None:
     assert weighted["total_loss"] == pytest.approx(left_out["total_loss"])
 
 
-@pytest.mark.slow
 def test_a_trained_detector_finds_its_box_by_confidence_and_class() -> None:
     model = small("detection", learning_rate=3e-3, solver_type="adam")
     for _ in range(60):
@@ -247,7 +246,6 @@ def test_a_detector_is_made_by_the_operator_of_its_name() -> None:
             ha.create_dl_model_detection("", 2, odd)
 
 
-@pytest.mark.slow
 def test_the_example_and_its_native_twin_come_to_the_same_losses_and_weights() -> None:
     legacy, native = (runpy.run_path(str(EXAMPLES / f"halcon_{name}.py"))["main"]() for name in ("legacy", "native"))
     assert legacy["losses"] == native["losses"]

@@ -109,7 +109,6 @@ def test_a_program_runs_as_it_is(name: str, tmp_path: Path) -> None:
     assert run(f"install({name!r})\n{textwrap.dedent(PROGRAMS[name])}", tmp_path).split()[-1] == "2"
 
 
-@pytest.mark.slow
 def test_the_program_of_cntks_manual_runs_as_it_is_with_one_worker_and_with_several(tmp_path: Path) -> None:
     """Cells of the manual "How to create user minibatch sources" (Microsoft, MIT license)."""
     manual = Path(__file__).parent / "cntk" / "manual.txt"

@@ -81,7 +81,6 @@ def trace(trainer: hr.Trainer, data: Any, **options: Any) -> list[tuple[int, int
 # --- which sizes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "schedule", "macrobatch"),
     sampled(
@@ -107,7 +106,6 @@ def test_a_batch_is_filled_with_rows_of_the_next_epoch_at_the_size_of_this_one()
     assert [epoch for _, epoch in seen] == [samples // ROWS for samples, _ in seen]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_source_that_gives_less_than_what_is_asked_gets_the_right_size_all_the_same(schedule: Any) -> None:
     expected = trace(make(schedule, macrobatch=1), Meagre(COLUMNS, **AHEAD), epochs=4)
@@ -128,7 +126,6 @@ def test_epochs_of_take_count_as_epochs(source: str, macrobatch: int) -> None:
 # --- items -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "macrobatch"), sampled(product(SCHEDULES, MACROBATCHES), keep=[("both", 7), ("epochs", "auto")], of=4)
 )
@@ -152,7 +149,6 @@ def test_a_size_may_count_items_and_the_points_count_rows(name: str, macrobatch:
 # --- resume ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name"),
     sampled(

@@ -102,7 +102,6 @@ ALL = [1, 4, 9]  # questions: the first, one in the first epoch, one in the seco
 CASES = sampled(product(MESSAGES, ALL), keep=[("raises", 4), *[(how, 9) for how in MESSAGES]], of=6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "at"), CASES)
 def test_rows_that_fail_end_the_training_by_an_error_that_names_them(how: str, at: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -113,7 +112,6 @@ def test_rows_that_fail_end_the_training_by_an_error_that_names_them(how: str, a
     assert trainees.finished(run) == trainees.reference()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "at"),
     [("exits", STATUS, 1), ("exits", STATUS, 9), ("breaks", -signal.SIGBUS, 4)],
@@ -126,7 +124,6 @@ def test_data_that_end_the_process_lose_nothing(how: str, status: int, at: int, 
     assert trainees.finished(run) == trainees.reference()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", ALL)
 def test_data_that_never_come_do_not_keep_a_training_from_ending(at: int, tmp_path: Path) -> None:
     join_timeout_s, run = 0.3, tmp_path / "run"

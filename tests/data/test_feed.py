@@ -114,7 +114,6 @@ def test_a_reader_that_is_finished_gives_no_more() -> None:
 # --- ahead, but not too far ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_at_most_two_macrobatches_live_at_once() -> None:
     class Itself(Elsewhere):
         """Gives the numbers of its rows in the memory in which it was asked for them."""

@@ -86,7 +86,6 @@ def test_what_goes_wrong_in_a_source_is_named_and_chained() -> None:
 # --- epochs and state --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rows", [20, 23])
 @pytest.mark.parametrize("threaded", [False, True])
 def test_a_source_that_has_ended_is_not_asked_until_it_is_rewound(rows: int, threaded: bool) -> None:

@@ -81,19 +81,16 @@ def visible() -> str:
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-@pytest.mark.slow
 def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path: Path) -> None:
     with start(calls_forks, tmp_path) as child:
         assert child.ending() == 0, child.output
 
 
-@pytest.mark.slow
 def test_workers_that_no_test_has_prepared_are_called_just_so() -> None:
     """Each is an interpreter of its own, which imports what it needs; all other tests fork them."""
     are_called(2)
 
 
-@pytest.mark.slow
 def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="waits") as child:
         workers = pids(child, 2)
@@ -118,7 +115,6 @@ if comm.leader:
 """
 
 
-@pytest.mark.slow
 def test_a_plain_script_works_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

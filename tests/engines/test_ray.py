@@ -38,7 +38,6 @@ def job(main: Any, *arguments: Any, **options: Any) -> Any:
     return hr.launch(main, *arguments, engine="ray", **{"workers": 2, "timeout_s": LIMIT_S, **options})
 
 
-@pytest.mark.slow
 def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint_and_train_to_the_bits_of_one(
     cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,7 +58,6 @@ def test_a_lost_worker_ends_all_who_begin_again_from_the_last_checkpoint_and_tra
     merges.check_by_hand(tmp_path / "center", 2, False, ray_cases.CENTER["alpha"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
     [
@@ -72,13 +70,11 @@ def test_the_first_error_is_the_cause_and_names_its_worker(cluster: Any, how: st
         job(ray_cases.fail, how)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_sent_to_a_worker_is_named(cluster: Any) -> None:
     with pytest.raises(hr.ConfigError, match=r"are sent to the workers, and cannot be: TypeError: .*lock"):
         job(print, threading.Lock())
 
 
-@pytest.mark.slow
 def test_what_the_cluster_does_not_have_is_refused(cluster: Any) -> None:
     with pytest.raises(hr.ConfigError, match="nodes=2 were asked for, and the Ray cluster has 1"):
         job(print, nodes=2)
@@ -101,7 +97,6 @@ ray.init(runtime_env=hook if loses == "True" else {})
 
 
 @pytest.mark.skipif(" " in sys.executable, reason="Ray gives bash the place of Python without quotes")
-@pytest.mark.slow
 @pytest.mark.parametrize("loses", [False, *nightly(True)])
 def test_the_program_of_the_page_runs_in_ray_train_and_goes_on(loses: bool, cluster: Any, tmp_path: Path) -> None:
     """From where one process has left it; nightly, after Ray has lost a worker and has started all again."""

@@ -322,7 +322,6 @@ def test_workers_that_call_different_things_are_told_which(other: Any, text: str
     assert all(part in str(caught.value) for part in ("worker 0 calls", "worker 2 ", text))
 
 
-@pytest.mark.slow
 def test_a_worker_that_computes_for_ever_is_given_up() -> None:
     go, done = threading.Event(), []
 

@@ -43,7 +43,6 @@ ALWAYS.append(("block momentum", "backward"))
 """Each strategy at a place of another kind; nightly, each of them at each place."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "what"), sampled(EVERYWHERE, keep=ALWAYS))
 def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(
     name: str, what: str, tmp_path: Path
@@ -60,7 +59,6 @@ def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(
         check_end(name, ends(run, name, WORKERS)[0], whole)
 
 
-@pytest.mark.slow
 def test_killed_workers_that_did_not_go_on_would_be_noticed() -> None:
     """The negative control: one worker's rows count once too often."""
     whole, _ = undisturbed("periodic", WORKERS)
@@ -128,7 +126,6 @@ def shown(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, Place) else str(value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how", "place", "gloo"),
     [
@@ -153,7 +150,6 @@ def test_workers_that_start_again_end_as_those_that_were_never_lost(
     assert found == undisturbed(name, 2)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how", "place", "step"),
     [

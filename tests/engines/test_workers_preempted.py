@@ -94,7 +94,6 @@ CASES = [*itertools.product(("synchronous", "periodic"), WHERE, ((0,), (1,), (0,
 CORE = [("periodic", "save", (1,)), ("synchronous", "backward", (0,)), ("synchronous", "validation", (0, 1))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "where", "who"), sampled(CASES, keep=CORE, of=32), ids=str)
 def test_whoever_is_asked_all_save_the_same_step_end_and_can_go_on(
     name: str, where: str, who: tuple[int, ...], tmp_path: Path
@@ -113,7 +112,6 @@ def test_whoever_is_asked_all_save_the_same_step_end_and_can_go_on(
     assert finished(run, name) == undisturbed(name, 2)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["synchronous", "periodic"])
 def test_workers_may_be_asked_at_any_moment(name: str, tmp_path: Path) -> None:
     random, inside, number = Random(len(name)), 0, 0
@@ -142,7 +140,6 @@ def test_workers_may_be_asked_at_any_moment(name: str, tmp_path: Path) -> None:
         assert finished(run, name) == undisturbed(name, 2)[0]
 
 
-@pytest.mark.slow
 def test_a_second_request_ends_a_worker_at_once_and_the_others_soon(tmp_path: Path) -> None:
     with training(tmp_path / "run", "synchronous", [None, Place("data", 1, 1)]) as children:
         children[1].until("there, another thread")
@@ -178,7 +175,6 @@ def train_virtually(run: str, name: str, place: list[Any] | None) -> None:
 VIRTUALLY = [*itertools.product(STRATEGIES, WHERE)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"), sampled(VIRTUALLY, keep=[("elastic", "backward"), ("periodic", "save")], of=28)
 )

@@ -150,7 +150,6 @@ def survey_of(kind: str, at: Path, first: int, count: int) -> dict[str, float]:
     return {**outcomes, "slowest_s": slowest_s}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(SEEDS), AT_ONCE))
 def test_of_thousands_of_changed_files_each_is_an_error_of_ours_or_a_table(first: int, tmp_path: Path) -> None:
     with start(survey, tmp_path, tmp_path, SEEDS[first], AT_ONCE) as child:

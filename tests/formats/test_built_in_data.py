@@ -38,7 +38,6 @@ def test_views(view: str) -> None:
         check_table(lambda: VIEWS[view](make()))  # noqa: B023
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(["npy", "npz", "arrow", "parquet"], keep=["parquet"], of=3))
 def test_tables_of_files(kind: str, tmp_path: Path) -> None:
     path, table = tmp_path / f"rows.{kind}", dense_table(ROWS)
@@ -50,7 +49,6 @@ def test_tables_of_files(kind: str, tmp_path: Path) -> None:
     check_source(lambda: hr.Reader(hr.open_table(path), "blocks"), sizes=(5,), rows=ROWS, **SOME)
 
 
-@pytest.mark.slow
 def test_the_text_format(tmp_path: Path) -> None:
     path = tmp_path / "rows.ctf"
     lines = [f"{k} |words {(7 * k + j) % 5}:{1 + j}" for k in range(ROWS) for j in range(1 + k % 5)]
@@ -65,7 +63,6 @@ class Counting(IterableDataset[Any]):
         yield from ((torch.tensor([float(k)]), k) for k in range(ROWS))
 
 
-@pytest.mark.slow
 def test_data_of_torch() -> None:
     plain = TensorDataset(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS))
     check_table(lambda: hr.from_dataset(plain))

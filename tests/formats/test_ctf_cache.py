@@ -179,7 +179,6 @@ def parses_and_tells(path: str) -> None:
     tell(f"grew {max(sizes[half:]) - max(sizes[:half])} in {len(sizes)}")
 
 
-@pytest.mark.slow
 def test_a_large_file_is_parsed_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.ctf"
     path.write_text("".join(f"|x {k} 1 |b {k % 9}:1 {(k + 1) % 9}:0.5\n" for k in range(50_000)) * 40)

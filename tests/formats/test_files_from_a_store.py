@@ -56,7 +56,6 @@ def copies() -> list[Path]:
     return sorted((cache_folder() / "data").glob("*-*"))
 
 
-@pytest.mark.slow
 def test_a_file_is_downloaded_once_and_again_after_it_has_changed(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npy"
     write(url, X)
@@ -71,7 +70,6 @@ def test_a_file_is_downloaded_once_and_again_after_it_has_changed(store: Server,
     assert len(copies()) == 2
 
 
-@pytest.mark.slow
 def test_a_copy_that_is_damaged_or_half_is_downloaded_again(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npy"
     write(url, X)
@@ -85,7 +83,6 @@ def test_a_copy_that_is_damaged_or_half_is_downloaded_again(store: Server, tmp_p
     assert (read(url) == X).all()
 
 
-@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_downloaded_is_refused(store: Server, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/x.npy"
     write(url, X)
@@ -103,7 +100,6 @@ def test_a_file_that_changes_while_it_is_downloaded_is_refused(store: Server, tm
     assert (read(url) == X + 1).all()
 
 
-@pytest.mark.slow
 def test_copies_have_a_limit(store: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = [f"s3://bucket/{tmp_path.name}/{name}.npy" for name in "abc"]
     for url in urls:
@@ -125,7 +121,6 @@ def test_copies_have_a_limit(store: Server, tmp_path: Path, monkeypatch: pytest.
     assert copies() == [], "it would take more than half"
 
 
-@pytest.mark.slow
 def test_all_files_of_a_folder_are_asked_for_in_one_list(store: Server, tmp_path: Path) -> None:
     for name in "abc":
         write(f"s3://bucket/{tmp_path.name}/parts/{name}.npy", X)

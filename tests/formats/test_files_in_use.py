@@ -68,7 +68,6 @@ def test_a_run_is_not_resumed_on_a_file_some_rows_of_which_have_changed() -> Non
         fit(2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [".npy", ".arrow", ".csv", ".ctf"])
 def test_a_byte_that_has_changed_anywhere_in_a_file_changes_its_fingerprint(kind: str) -> None:
     def fingerprint() -> str:

@@ -82,7 +82,6 @@ def test_arrays_in_columns_and_of_another_byte_order_are_read_too() -> None:
         assert open_table(name).take(torch.tensor([3, 0]))[column].equal(batch["f"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_a_line_break_in_quotes_is_a_part_of_its_text_in_a_file_of_any_size(name: str) -> None:
     text = 'a ""word"",\r\nand more\nfour\nfive'

@@ -81,7 +81,6 @@ def is_killed(name: str, cache: str) -> None:
     hr.open_table(name, columns=["a", "b"], memory_bytes=0, cache=cache)
 
 
-@pytest.mark.slow
 def test_half_a_cache_of_a_process_that_was_killed_is_never_read(tmp_path: Path) -> None:
     name, cache = files("csv"), tmp_path / "cache"
     with start(is_killed, tmp_path, str(tmp_path / name), cache) as child:
@@ -121,7 +120,6 @@ def reads(name: str, cache: str) -> None:
     tell(f"grew {anonymous() - before}")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="looks into /proc")
 def test_a_file_is_converted_and_read_in_less_memory_than_it_takes(tmp_path: Path) -> None:
     columns = {f"c{k}": np.random.default_rng(k).random(200_000) for k in range(100)}  # 160 MB

@@ -113,7 +113,6 @@ def plain(contents: Contents) -> tuple[Any, dict[str, dict[str, str]]]:
     return contents.documents, tensors
 
 
-@pytest.mark.slow
 def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(tmp_path: Path) -> None:
     asked, ahead, found = saved(tmp_path / "beside", saves=10, wait=False)
     _, not_ahead, expected = saved(tmp_path / "waiting", saves=10, wait=True)
@@ -126,7 +125,6 @@ def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(tmp_path: P
         assert plain(contents) == plain(alike)
 
 
-@pytest.mark.slow
 def test_a_snapshot_that_is_no_copy_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
     try:
@@ -177,7 +175,6 @@ def train_and_fail(run: str, step: int) -> None:
     trainees.Watched("", -1, lambda: None).fit(run)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "last"),
     [(30, 30), *[(k, k + 5 if k else 2) for k in sampled(FAILING, keep=[0], of=2)]],

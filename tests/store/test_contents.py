@@ -80,7 +80,6 @@ def test_what_is_not_a_file_of_tensors_is_corrupt() -> None:
             parse_tensors(damaged, "x", 1)
 
 
-@pytest.mark.slow
 def test_a_header_may_be_longer_where_more_tensors_are_told() -> None:
     tensors = {f"{number:05d}{'x' * 200}": torch.ones(()) for number in range(5000)}
     data = b"".join(tensor_pieces("x", tensors))

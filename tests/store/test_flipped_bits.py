@@ -75,7 +75,6 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_bit_flipped_in_any_byte_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, random, missed = place(store, BAD) / name, Random(name), 0
@@ -91,7 +90,6 @@ def test_a_bit_flipped_in_any_byte_is_never_loaded_silently_wrong(name: str, sto
     assert missed <= 8 * (name == "COMMIT")  # the newline at its end may be any white space
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_cut_at_any_length_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, count = place(store, BAD) / name, 0

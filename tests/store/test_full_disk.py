@@ -44,7 +44,6 @@ def template(tmp_path: Path) -> Path:
     return tmp_path / "template"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keep", [None, 1], ids=["all", "one"])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
@@ -77,7 +76,6 @@ def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
     assert len(names) > 20
 
 
-@pytest.mark.slow
 def test_a_real_limit_on_the_size_of_files_leaves_the_previous_checkpoint_as_it_was(
     template: Path, tmp_path: Path
 ) -> None:

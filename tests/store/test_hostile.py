@@ -145,7 +145,6 @@ def link_to_a_fifo(path: Path) -> None:
 MAKERS: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, link_to_the_same_bytes, link_to_a_fifo]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [*MAKERS, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_not_a_regular_file_is_neither_read_nor_waited_for(
     make: Callable[[Path], object], store: Store
@@ -203,7 +202,6 @@ LIMIT = 1 << 20
 TOO_LONG = [(LIMIT + 1, 101), (LIMIT + 1, LIMIT + 1), (2**63, 101), (2**64 - 1, 101), (10**8, 10**8)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("length", "there"), TOO_LONG)
 def test_a_header_that_is_too_long_is_not_parsed(length: int, there: int, store: Store) -> None:
     """It says that it is so long, and so much of it is there."""

@@ -64,7 +64,6 @@ def saves(path: Path, keep: int | None, killed: Kill) -> None:
         Store(path, RUN, keep).save(contents_of(NEW))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAVES)
 def test_a_save_that_is_killed_anywhere_leaves_the_old_or_the_new_checkpoint(kind: str, root: Path) -> None:
     """Some of the kills are real; after the others nothing is performed, as if they were."""

@@ -108,7 +108,6 @@ def resumed_after_cut(stopped: Path, at: Path, size: int, whole: list[str]) -> N
     assert file.stat().st_ino == before, "it is added to, not written anew"
 
 
-@pytest.mark.slow
 def test_a_report_cut_at_any_byte_goes_on_after_the_last_checkpoint(
     stopped: Path, whole: list[str], tmp_path: Path
 ) -> None:
@@ -149,7 +148,6 @@ def outcome(run: Path) -> tuple[str, list[int]]:
         return str(error), []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", ["run.json", "metrics.jsonl"])
 def test_a_file_changed_anywhere_is_refused_or_read_and_never_breaks_the_run(
     file: str, stopped: Path, whole: list[str], tmp_path: Path

@@ -73,7 +73,6 @@ def crashes(story: Story, root: Path, check: Callable[[Path, list[int]], None], 
     return len(seen), missing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAVES)
 def test_a_save_that_returned_survives_any_loss_of_power(kind: str, root: Path) -> None:
     keep, steps = SAVES[kind]
@@ -130,7 +129,6 @@ def test_a_file_that_is_written_as_a_whole_is_the_old_one_or_the_new_and_the_new
 
 
 # What an earlier process made, it may not have synced: then a save that returns is lost with the directory it is in.
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["dies after", "fails at"])
 def test_a_save_that_returned_survives_though_an_earlier_one_was_cut_short(moment: str, root: Path) -> None:
     (root / "traced").mkdir()

@@ -102,7 +102,6 @@ def _kilobytes(status: Path, name: str) -> int:
     return int(status.read_text().partition(f"{name}:")[2].split()[0])
 
 
-@pytest.mark.slow
 def test_a_part_is_read_in_little_more_memory_than_it_has(tmp_path: Path) -> None:
     tensors = {f"weight {k}": torch.ones(5 * MB // 2) for k in range(20)}  # 200 MB, of which one worker reads 100
     write(Store(tmp_path / "run", None), tensors, 3)

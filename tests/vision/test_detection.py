@@ -155,7 +155,6 @@ def with_sequences(streams: dict[str, Tensor]) -> dict[str, Any]:
     return {**streams, "bbox": hr.Ragged.of([boxes[boxes[:, -1] >= 0] for boxes in streams["bbox"]])}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_boxes_as_sequences_train_and_score_as_those_that_are_filled_up(workers: int) -> None:
     streams = batch()

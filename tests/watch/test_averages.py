@@ -129,7 +129,6 @@ def test_the_mean_begins_after_some_epochs_and_is_one_of_their_ends() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_workers_that_average_their_statistics_go_on_bit_for_bit(tmp_path: Path) -> None:
     def main(run: Path | None, stop: int) -> list[Tensor]:
         trainer = made()
@@ -143,7 +142,6 @@ def test_workers_that_average_their_statistics_go_on_bit_for_bit(tmp_path: Path)
     assert same(hr.launch(main, tmp_path / "run", 0, workers=2), whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), sampled([(3, 1), (2, 3), (1, 2)], keep=[(2, 3)], of=2))
 def test_another_number_of_workers_goes_on_with_the_average_and_its_metrics(
     before: int, after: int, tmp_path: Path

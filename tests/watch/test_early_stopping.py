@@ -81,7 +81,6 @@ ENDS: dict[str, tuple[list[float], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_it_ends(name: str) -> None:
     losses, options, epochs = ENDS[name]
@@ -225,7 +224,6 @@ def test_a_number_that_is_logged_between_validations_ends_no_training() -> None:
 LOSSES = [5, 3, 4, 6, 2.5, 4, 4, 4, 4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", sampled([3, 5, 10, 12, 15, 25, 37, 40], keep=[12, 25], of=6))
 def test_a_run_that_is_resumed_waits_on_and_ends_where_it_would_have_ended(step: int, tmp_path: Path) -> None:
     whole, expected, _ = fit(LOSSES, hr.EarlyStopping(patience=3), run=tmp_path / "whole")
@@ -262,7 +260,6 @@ def test_one_that_has_seen_another_training_begins_anew(run: Path | None) -> Non
     assert [value for value, _ in watching.ranking] == [2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 25, 35])
 def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, tmp_path: Path) -> None:
     """The checkpoint of that step knows nothing of the score, which is the best."""
@@ -299,7 +296,6 @@ def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, 
 # --- marked elsewhere than at a report of the loop's own --------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["log", "mark", "hook"])
 @pytest.mark.parametrize("kept", ["in a run", "in memory"])
 def test_a_best_step_is_kept_wherever_it_is_marked(where: str, kept: str, tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def colours_in(figure: Any) -> set[tuple[int, int, int]]:
     return {(flat[k], flat[k + 1], flat[k + 2]) for k in range(0, len(flat), 4)}
 
 
-@pytest.mark.slow
 def test_a_figure_has_a_panel_for_each_thing_that_was_measured() -> None:
     rows = [
         {"train/loss": 3.0 / k, "train/loss/l2": 0.1, "train/loss/ce": 2.9, "val/loss": 2.0 / k, "val/accuracy": k / 9}
@@ -139,7 +138,6 @@ def test_only_the_keys_that_are_asked_for_are_drawn() -> None:
         losses(3.0).plot("val/los")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [

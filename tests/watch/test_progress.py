@@ -182,7 +182,6 @@ def test_what_goes_to_a_file_is_not_sent_to_the_terminal(user: pytest.MonkeyPatc
     assert "long" * 50 in err.getvalue(), "lines are not broken, so that they can be copied"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("style", "period"), [("bar", 0.1), ("plain", 10.0)])
 @pytest.mark.parametrize("tick", [0.0004, 0.01, 0.09])
 def test_it_is_drawn_by_time_and_not_by_step(

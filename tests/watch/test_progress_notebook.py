@@ -32,7 +32,6 @@ print(torch.equal(again.model.weight, whole.model.weight), "going on from step 1
 """
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
 def test_a_notebook_shows_lines_and_a_figure_and_goes_on_after_an_interrupt(tmp_path: Any) -> None:
     nbformat = pytest.importorskip("nbformat")

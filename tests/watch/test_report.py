@@ -320,7 +320,6 @@ def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 
 
-@pytest.mark.slow
 def test_a_long_run_is_thinned_to_what_a_screen_shows(tmp_path: Path) -> None:
     reports = runs.rows(10_000)
     reports[5_000]["train/loss"], reports[6_000]["train/loss"] = 77.5, "NaN"

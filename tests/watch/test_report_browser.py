@@ -41,7 +41,6 @@ def colours(picture: Path, top: int = 0, bottom: int = 0) -> Colours:
     return {colour: count for count, colour in part.getcolors(1 << 24) or ()}  # type: ignore[misc]
 
 
-@pytest.mark.slow
 def test_the_curves_can_be_seen_by_day_and_by_night(report: Path, tmp_path: Path) -> None:
     found = []
     for name, options in (("day", ()), ("night", (DARK,))):
@@ -80,7 +79,6 @@ def on_a_phone(page: Path, place: Path) -> str:
     return html.unescape(said)
 
 
-@pytest.mark.slow
 def test_nothing_is_wider_than_a_telephone_and_a_touch_shows_the_values(report: Path, tmp_path: Path) -> None:
     said = on_a_phone(report, tmp_path / "phone.html")
     found = re.search(r'"wide":(\d+),"room":(\d+),"tip":"([^"]*)","before":"([^"]*)","after":"([^"]*)"', said)
@@ -91,7 +89,6 @@ def test_nothing_is_wider_than_a_telephone_and_a_touch_shows_the_values(report: 
     assert before != after, "the switch turns day into night"
 
 
-@pytest.mark.slow
 def test_what_is_too_wide_would_be_seen(report: Path, tmp_path: Path) -> None:
     wide = tmp_path / "wide.html"
     wide.write_text(report.read_text().replace("<h1>", '<h1 style="width:500px">'))
@@ -100,7 +97,6 @@ def test_what_is_too_wide_would_be_seen(report: Path, tmp_path: Path) -> None:
     assert int(found[1]) > PHONE
 
 
-@pytest.mark.slow
 def test_an_error_of_a_script_would_be_heard(report: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
     broken.write_text(report.read_text().replace("for (const figure of", "missing(); for (const figure of"))

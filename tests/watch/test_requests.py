@@ -110,7 +110,6 @@ class SometimesShallow(nn.Module):
         return self.last(x)  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "frozen", "optimizer"),
     [(0.0, "blocks.1.*", torch.optim.SGD), (0.5, "blocks.2.*", torch.optim.Adam)],
@@ -250,7 +249,6 @@ def test_reports_are_heard_once_each_however_a_training_is_interrupted(tmp_path:
     assert parts.heard == whole.heard
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", [1, 0])
 def test_workers_that_are_asked_to_end_within_an_epoch_report_it_once_and_whole(who: int, tmp_path: Path) -> None:
     def main(run: Path | None, ask: int) -> list[dict[str, Any]]:

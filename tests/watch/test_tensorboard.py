@@ -42,7 +42,6 @@ def test_a_training_that_was_interrupted_and_went_on_shows_every_number_once(tmp
     assert all(after[place] == wall for place, wall in before.items() if place[1] <= 10), "the times stay"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 8, 20])
 def test_a_training_that_was_asked_to_end_within_a_validation_shows_every_number_once(
     batch: int, tmp_path: Path

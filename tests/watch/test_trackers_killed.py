@@ -89,7 +89,6 @@ def whole() -> Whole:
         return found
 
 
-@pytest.mark.slow
 def test_trackers_that_are_killed_while_they_write_have_every_number_once(tmp_path: Path) -> None:
     random, killed, run, runs = Random(3), 0, tmp_path / "run0", 0
     while killed < KILLS:
@@ -108,7 +107,6 @@ def test_trackers_that_are_killed_while_they_write_have_every_number_once(tmp_pa
             run = tmp_path / f"run{runs}"
 
 
-@pytest.mark.slow
 def test_the_log_of_a_killed_training_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train, tmp_path, run, 30, "before") as child:
@@ -242,7 +240,6 @@ def _exit_code(at: Path, name: str) -> str:
     return str(code)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "words"),
     [
@@ -272,7 +269,6 @@ def reported(run: Path) -> event_files.Curves:
     return {key: points for key, points in curves.items() if key not in ("step", "samples")}
 
 
-@pytest.mark.slow
 def test_mlflow_has_every_number_once_in_one_run(records: Records) -> None:
     at, lines = records("mlflow")
     (told,) = [line.removeprefix("told ") for line in lines if line.startswith("told ")]
@@ -283,7 +279,6 @@ def test_mlflow_has_every_number_once_in_one_run(records: Records) -> None:
     assert {key: [tuple(point) for point in points] for key, points in curves.items()} == wanted
 
 
-@pytest.mark.slow
 def test_wandb_has_every_number_once_in_one_run(records: Records) -> None:
     at, _ = records("wandb")
     curves, summary, config = recorded(at)

@@ -81,7 +81,6 @@ DIALECT = [
 ]
 
 
-@pytest.mark.slow
 def test_the_asynchronous_fits_of_dislib_are_what_a_loop_by_hand_makes_of_the_recorded_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +149,6 @@ SETTINGS: list[tuple[dict[str, Any], hr.Network | None]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", sampled(range(len(SETTINGS)), keep=[0, 3]))
 def test_virtual_workers_that_are_left_at_any_update_go_on_to_the_bit(number: int, tmp_path: Path) -> None:
     """Each setting is left at every fifth update, one after the other: at all places of a round of two or three."""

@@ -71,7 +71,6 @@ def one() -> Any:
 # --- one update by all ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "workers"), sampled(itertools.product((2, 4), (1, 2, 5)), keep=[(2, 5)], of=3))
 def test_synchronous_workers_go_on_with_the_same_batches(one: Found, stop: int, workers: int, tmp_path: Path) -> None:
     at = {"run": str(tmp_path / "run")}
@@ -85,7 +84,6 @@ def test_synchronous_workers_go_on_with_the_same_batches(one: Found, stop: int, 
 CHANGING = ["plain", "adam", "all three", "two optimizers", "sequences", "rare", "clipped"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(CHANGING, keep=["two optimizers"], of=6))
 def test_workers_may_change_again_and_again(name: str, tmp_path: Path) -> None:
     one = run(1, name)
@@ -105,7 +103,6 @@ ROUNDS: dict[str, Make] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers"), sampled(itertools.product(ROUNDS, (1, 2, 5)), keep=[("DiLoCo", 5), ("once", 2)], of=5)
 )

@@ -227,7 +227,6 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
     same(whole, resumed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sampled(STRATEGIES, keep=["DiLoCo", "block momentum, kept", "elastic", "of one's own"], of=6)
 )
@@ -235,7 +234,6 @@ def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: P
     cut_and_resumed(name, 2, 5 if "elastic" not in name else 4, tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers"), sampled(itertools.product(STRATEGIES, (2, 3)), keep=[("elastic, taking", 2), ("periodic", 2)])
 )
@@ -244,7 +242,6 @@ def test_what_has_stopped_after_any_step_goes_on_to_the_bit(name: str, workers: 
         cut_and_resumed(name, workers, step, tmp_path / str(step))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DiLoCo", "elastic"])
 def test_the_same_training_twice_is_the_same_with_checkpoints_too_and_other_workers_make_another(
     name: str, tmp_path: Path
@@ -287,7 +284,6 @@ def two_processes(at: str) -> None:
     torch.save(hr.launch(subset, f"{at}/run", workers=2, engine="processes"), f"{at}/found")
 
 
-@pytest.mark.slow
 def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
     with_forks(two_processes, tmp_path, tmp_path)
     found = torch.load(tmp_path / "found", weights_only=False)

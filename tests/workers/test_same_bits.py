@@ -138,7 +138,6 @@ def finds(name: str, workers: int, gloo: bool) -> None:
     assert differing(train(name, {}), hr.launch(train, name, {}, workers=workers, engine="processes")) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers", "gloo"),
     sampled(
@@ -161,7 +160,6 @@ def runs_torchrun(at: str) -> None:
     run_torchrun(["--nproc-per-node=3", "--standalone"], compares, at)
 
 
-@pytest.mark.slow
 def test_torchrun_finds_the_bits_of_one(tmp_path: Path) -> None:
     with_forks(runs_torchrun, tmp_path, str(tmp_path / "found.pt"))
     assert differing(one("BatchNorm, dropout"), torch.load(tmp_path / "found.pt")) == []
@@ -197,7 +195,6 @@ def goes_on(name: str, run: str, kill: int, process: bool = False) -> Bits:
     return train(name, LONG | saved)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["transformer, dropout", "averaged"], keep=["averaged"]))
 def test_a_run_that_goes_on_with_other_numbers_of_workers_ends_with_the_bits_of_one(name: str, tmp_path: Path) -> None:
     rng, counts, step = random.Random(name), [], 0
@@ -217,7 +214,6 @@ def launches(name: str, run: str, kill: int, workers: int) -> None:
     torch.save(found, f"{run}.pt")
 
 
-@pytest.mark.slow
 def test_a_run_of_one_to_three_processes_that_are_killed_ends_with_the_bits_of_one(tmp_path: Path) -> None:
     name, rng, run, step = "BatchNorm, dropout", random.Random(6), str(tmp_path / "run"), 0
     for k in range(3):

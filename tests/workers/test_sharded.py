@@ -76,7 +76,6 @@ def is_equal(kind: str) -> None:
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "kinds"),
     [(2, ["layers", "frozen", "adapted"]), (3, ["tied", "measuring"]), *nightly((2, ["tied", "measuring"]))],
@@ -285,7 +284,6 @@ def goes_on_with_one_copy(run: str) -> None:
     assert distance(full(trainer.model), full(expected.model)) <= 1e-5
 
 
-@pytest.mark.slow
 def test_copies_of_a_sharded_model_write_one_checkpoint(tmp_path: Path) -> None:
     in_workers(has_two_copies, tmp_path, str(tmp_path / "run"), workers=4)
     in_workers(goes_on_with_one_copy, tmp_path, str(tmp_path / "run"))
@@ -296,12 +294,10 @@ def do_the_same() -> None:
         what()
 
 
-@pytest.mark.slow
 def test_workers_do_the_same(tmp_path: Path) -> None:
     in_workers(do_the_same, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 def test_workers_tune_an_adapter_of_a_sharded_model(tmp_path: Path) -> None:
     with start(import_and_tune, tmp_path) as child:
@@ -315,14 +311,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_one_worker_meets_ends_all(name: str, tmp_path: Path) -> None:
     output = in_workers(globals()[name], tmp_path, code=1)
     assert re.search(FAILURES[name], output), output
 
 
-@pytest.mark.slow
 def test_the_recipe_of_a_gpt_learns_on_two_processes(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "gpt_sharded.py"
     with start(run_program, tmp_path, recipe, tmp_path) as child:

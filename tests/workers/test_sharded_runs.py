@@ -46,7 +46,6 @@ def store_of(run: Path) -> Store:
     return Store(run / "checkpoints", None)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_any_number_of_workers_and_without_shards(tmp_path: Path) -> None:
     run, other = tmp_path / "sharded", tmp_path / "alone"
     for epochs, workers in enumerate((2, 3), 1):
@@ -72,7 +71,6 @@ def resumes_exactly(kind: str, run: str, other: str) -> None:
     assert distance(found, expected) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tied", *nightly("measuring")])
 def test_as_many_workers_go_on_to_the_bit(kind: str, tmp_path: Path) -> None:
     with start(resumes_exactly, tmp_path, kind, str(tmp_path / "a"), str(tmp_path / "b")) as child:
@@ -90,7 +88,6 @@ def forks(run: str, fork: str) -> None:
     trainer.fit(sets, sets, epochs=2, progress=False, callbacks=callbacks, run=where)
 
 
-@pytest.mark.slow
 def test_what_reads_a_run_reads_a_sharded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, fork = tmp_path / "run", tmp_path / "fork"
     in_workers(trains, tmp_path, "tied", str(run), 2)
@@ -120,7 +117,6 @@ def test_what_reads_a_run_reads_a_sharded_one(tmp_path: Path, capsys: pytest.Cap
 # --- damage ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_damaged_shard_is_noticed_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
     run = tmp_path / "run"
     in_workers(trains, tmp_path, "layers", str(run), 1)
@@ -160,7 +156,6 @@ def tells_and_trains(run: str) -> None:
     trains("layers", run, 4)
 
 
-@pytest.mark.slow
 def test_workers_that_are_killed_while_they_save_lose_nothing(tmp_path: Path) -> None:
     """Each start is killed at a random moment of its savings, until one comes to the end."""
     run, draw = tmp_path / "run", random.Random(7)

@@ -102,7 +102,6 @@ def sums(at: str, index: int, count: int) -> None:
         assert vector.min() == vector.max() == count * (count + 1) / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_sum_is_that_of_the_vectors_in_the_order_of_workers_to_the_last_bit(tmp_path: Path, count: int) -> None:
     all_end_well(sums, tmp_path, count)
@@ -144,7 +143,6 @@ def sums_for_ever(at: str, index: int, count: int, timeout_s: float, size: int, 
         tell(f"lost {error}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "heir"), [(10, False), (2 * PART, True)])
 def test_a_worker_that_is_killed_is_soon_an_error_for_all_others(tmp_path: Path, size: int, heir: bool) -> None:
     with workers(sums_for_ever, tmp_path, 3, PATIENCE_S, size, heir) as children:
@@ -156,7 +154,6 @@ def test_a_worker_that_is_killed_is_soon_an_error_for_all_others(tmp_path: Path,
             assert what.startswith("worker 1 has ended") or what.startswith("worker 0 has ended")  # which heard first
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_an_error_after_the_timeout(tmp_path: Path) -> None:
     with workers(sums_for_ever, tmp_path, 2, TIMEOUT_S, 10, False) as children:
         for child in children:

@@ -45,7 +45,6 @@ def alone() -> str:
         return run([{}], Path(at))[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("common", "rank", "starter", "strategy"),
     [
@@ -75,7 +74,6 @@ ALONE = [
 ]
 
 
-@pytest.mark.slow
 def test_one_process_of_slurm_or_mpi_is_a_worker_alone(tmp_path: Path) -> None:
     for found in run(ALONE, tmp_path):
         assert "1 32 " in found

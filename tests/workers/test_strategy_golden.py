@@ -98,7 +98,6 @@ def _flat(weights: Mapping[str, Tensor]) -> list[float]:
     return [value for name in ("weight", "bias") for value in weights[name].reshape(-1).tolist()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_trajectory_is_the_one_that_was_written_down(name: str) -> None:
     expected = json.loads(GOLDEN.read_text())[name]

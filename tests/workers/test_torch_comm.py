@@ -99,7 +99,6 @@ def values_go_around(index: int, count: int, port: int) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.slow
 def test_values_arrive_as_they_were_given(tmp_path: Path) -> None:
     with worker_processes(values_go_around, tmp_path, 3, 3, free_port()) as children:
         all_end_well(children)
@@ -140,7 +139,6 @@ def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
             assert same(first, own[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "gloo"),
     [pytest.param(2, False, id="2-one-host"), pytest.param(3, True, id="3-several-hosts")],
@@ -205,7 +203,6 @@ def in_a_group_of_accelerators(index: int, count: int, port: int, one_host: bool
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one_host", [True, False], ids=["one-host", "several-hosts"])
 def test_a_group_of_accelerators_is_not_asked_to_carry_what_is_on_the_host(tmp_path: Path, one_host: bool) -> None:
     with worker_processes(in_a_group_of_accelerators, tmp_path, 2, 2, free_port(), one_host) as children:

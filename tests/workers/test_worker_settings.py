@@ -327,7 +327,6 @@ def test_workers_in_step_replay_their_passes_with_the_bits_of_torch(late: bool) 
     are_in_step("local", late)
 
 
-@pytest.mark.slow
 def test_processes_in_step_replay_their_passes_with_the_bits_of_torch(tmp_path: Path) -> None:
     with_forks(are_in_step, tmp_path, "processes", False)
 

@@ -153,7 +153,6 @@ def test_those_who_made_the_update_skip_it_and_all_agree_in_the_end(cause: str, 
         assert math.isclose(seen.rows[-1]["train/loss"], without.rows[-1]["train/loss"], rel_tol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [hr.Synchronous(), hr.Periodic("2 steps")], ids=["synchronous", "periodic"])
 def test_the_last_checkpoint_is_sound_and_the_training_goes_on_with_other_data(
     strategy: hr.Strategy, tmp_path: Path

@@ -9,7 +9,6 @@ from kit.imports import module_at
 EXAMPLES = Path(__file__).parents[3] / "examples/compat"
 
 
-@pytest.mark.slow
 def test_a_legacy_script_and_its_native_twin_have_the_same_weights_and_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
