@@ -46,7 +46,8 @@ REMEMBERED: dict[str, Callable[[Any, nn.Parameter], Any]] = {
     "replaced": lambda state, param: state.__setitem__(param, {}),
     "taken away": lambda state, param: state.pop(param),
     "deleted": lambda state, param: state.__delitem__(param),
-    "copied": lambda state, param: copy.deepcopy(state).popitem(),
+    "copied": lambda state, param: [copy.deepcopy(state).popitem(), state.copy().popitem()],
+    "copied by copy": lambda state, param: copy.copy(state).popitem(),
 }
 
 

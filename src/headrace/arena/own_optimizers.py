@@ -96,6 +96,12 @@ class Remembered(defaultdict[Any, Any]):
         self.release()
         return self.plain.__reduce__()
 
+    def copy(self) -> Any:
+        self.release()
+        return self.plain.copy()
+
+    __copy__ = copy
+
 
 def _after_release(name: str) -> Callable[..., Any]:
     """A method of a dict, which asks `plain` for what stands there."""
