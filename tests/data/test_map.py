@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from kit.composed import Fields, renamed, same, table
+from kit.composed import Fields, named, renamed, same, table
 
 import headrace as hr
 from headrace.adapters import compose
@@ -77,3 +77,8 @@ def test_categories_that_a_table_of_ones_own_names_are_those_of_its_views() -> N
 
     for made in Coded(), hr.head(Coded(), 3), compose.map(Coded(), same), hr.concat(Coded(), Coded()):
         assert made.categories == made.encoding.categories == {"who": ("ann", "bob")}
+
+
+def test_a_map_that_makes_more_of_a_row_takes_as_many_bytes_as_it_makes() -> None:
+    images = named(x=torch.zeros(6, 8, dtype=torch.uint8))
+    assert compose.map(images, lambda fields: {"x": fields["x"].double()}).row_bytes == pytest.approx(64, rel=0.5)

@@ -269,3 +269,20 @@ def test_whatever_fails_while_a_run_is_opened_it_can_be_opened_again(tmp_path: P
             assert os.strerror(errno.EIO) in used(tmp_path / str(at))
         assert open_files() == files, "nothing is held open"
         assert used(tmp_path / str(at)) == ""
+
+
+def test_cut_drops_what_comes_after_a_step_and_what_is_not_whole(tmp_path: Path) -> None:
+    run = RunFiles(tmp_path / "run")
+    for step in (1, 2, 3, 3, 4):
+        run.report({"step": step}, 0.0)
+    with open(run.path / METRICS, "ab") as file:
+        file.write(b'{"step":')
+    assert [row["step"] for row in run.rows_until(3)] == [1, 2, 3, 3]
+    run.drop_later()
+    assert [row["step"] for row in rows_of(run.path)] == [1, 2, 3, 3]
+    run.report({"step": 4}, 0.0)
+    assert [row["step"] for row in rows_of(run.path)] == [1, 2, 3, 3, 4]
+    assert run.rows_until(-1) == []
+    run.drop_later()
+    assert rows_of(run.path) == []
+    run.close()

@@ -82,3 +82,9 @@ def test_what_a_row_draws_is_the_same_in_any_batch_and_another_in_every_epoch() 
     assert torch.equal(epochs(4)[0], epochs(6)[0])
     first, second = epochs(4)[0].chunk(2)
     assert not torch.equal(first, second)
+
+
+def test_a_turned_box_is_the_one_around_what_was_turned() -> None:
+    after = vision.Augment(mirror=0.5, mirror_rows=0.5, turn=40, zoom=(0.5, 0.8))(marked(), draws(3))
+    for k in range(3):
+        assert hull(after["segmentation_image"][k] == 2) == pytest.approx(after["bbox"][k, 0, :4].tolist(), abs=1.6)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace import vision
+from headrace.vision.boxes import areas
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -67,3 +68,7 @@ def test_several_images_are_suppressed_at_once_and_what_is_not_valid_removes_not
     for k in range(3):
         assert stays[k][valid[k]].tolist() == one_by_one(boxes[k][valid[k]], labels[k], 0.4)
     assert not (stays & ~valid).any()
+
+
+def test_areas_of_boxes_without_an_edge_are_0() -> None:
+    assert areas(torch.tensor([[0.0, 0, 2, 3], [0, 0, -1, 3]])).tolist() == [6, 0]
