@@ -172,7 +172,7 @@ def parses_and_tells(path: str) -> None:
             yield batch
 
     cache.BLOCK_BYTES = module.BLOCK_BYTES = 1 << 20
-    batches, module._TextRows.batches = module._TextRows.batches, watched  # type: ignore[method-assign]
+    batches, module._TextRows.batches = module._TextRows.batches, watched  # type: ignore[assignment, method-assign]
     sizes: list[int] = []
     open_ctf(path, [X, Stream("b", (9,), layout="sparse")])
     half = len(sizes) // 2

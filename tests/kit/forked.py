@@ -384,7 +384,7 @@ def seed_what_is_there() -> None:
 
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
-            kind.manual_seed_all = lambda seed: None
+            vars(kind)["manual_seed_all"] = lambda seed: None
 
 
 def _spare_time() -> None:
