@@ -1,12 +1,8 @@
-"""Imports a file by its path, and lists the modules that some code imports, in a process of its own."""
+"""Imports a file by its path, and lists the public names of a module."""
 
 import importlib.util
-import json
-import sys
 from pathlib import Path
 from types import ModuleType
-
-from kit.forked import start, tell
 
 
 def module_at(path: Path) -> ModuleType:
@@ -22,15 +18,3 @@ def module_at(path: Path) -> ModuleType:
 def names_of(module: ModuleType) -> list[str]:
     """The public names of a module, which a stub does not list again."""
     return list(vars(module)["__all__"])
-
-
-def imported_after(code: str, at: Path) -> set[str]:
-    """The top-level modules of a process that has trained with headrace and then run this code."""
-    with start(_after, at, code) as child:
-        assert child.ending() == 0, child.output
-    return set(json.loads(child.told[-1]))
-
-
-def _after(code: str) -> None:
-    exec(code, {})
-    tell(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
