@@ -34,7 +34,7 @@ def prepare(optimizer: Optimizer) -> Callable[[], None] | None:
             gradient = param.grad
             if gradient is None:
                 continue
-            state = optimizer.state.get(param, {})
+            state = dict.get(optimizer.state, param, {})
             if gradient.is_sparse or param.is_complex() or not remembers(state, group):
                 return None
             if made is _adam:
