@@ -36,7 +36,7 @@ watched = 0.0, 0.0  # the limit of the watchdog, and when it was last started
 imported = (0, ""), set[str]()  # what tells whether that is still so, and the modules that are imported
 ERRORS = pytest.StashKey[int]()
 SLOW = {*(Path(__file__).parent / "slow.txt").read_text().split()}
-"""Tests that take a fifth of a second or more for a case, or are very many: they run with --all."""
+"""Tests that take a tenth of a second or more for a case, or are very many: they run with --all."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -51,7 +51,7 @@ def test_a_word_is_a_rare_thing_where_steps_are_short_until_they_are_long() -> N
         clock.now_s += 1e-6
         heard += word(False, False, False, False) is not None
     assert 20 <= heard < 40
-    for _ in range(2 * MOST_STEPS + 3):
+    for _ in range(4 * MOST_STEPS):
         clock.now_s += 1
         late.append(word(False, False, False, False))
     assert None not in late[-3:]

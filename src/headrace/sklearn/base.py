@@ -185,6 +185,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         kind, settings, state = self._remembered
         if kind is not self.optimizer:
             return
+        for group in state["param_groups"]:
+            group.pop("last_lr", None)  # so that a scheduler goes on from there
         same = settings == self._optimizer_settings  # a scheduler may have moved the rate
         optimizer.load_state_dict(state if same else {**state, "param_groups": optimizer.state_dict()["param_groups"]})
 
