@@ -40,33 +40,6 @@ def update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-REMEMBERED: dict[str, Callable[[Any, nn.Parameter], Any]] = {
-    "read": lambda state, param: [state[param], state.get(param), param in state, state.setdefault(param, {})],
-    "changed": lambda state, param: state[param]["exp_avg"][1].zero_(),
-    "replaced": lambda state, param: state.__setitem__(param, {}),
-    "taken away": lambda state, param: state.pop(param),
-    "deleted": lambda state, param: state.__delitem__(param),
-    "copied": lambda state, param: [copy.deepcopy(state).popitem(), state.copy().popitem()],
-    "copied by copy": lambda state, param: copy.copy(state).popitem(),
-}
-
-
-@pytest.mark.parametrize("name", REMEMBERED)
-def test_what_an_optimizer_in_use_remembers_of_a_parameter_can_be_looked_at_and_changed(name: str) -> None:
-    """As whoever starts a layer anew does. The optimizer has a vector in place of parameters, whose state that is."""
-    ours, by_hand = pair(), pair()
-    trainer, found = made(*ours), list[Any]()
-    for _ in range(3):
-        trainer.step((X, Y))
-        update(*by_hand)
-        found.append(
-            [state(REMEMBERED[name](optimizer.state, module[2].weight)) for module, optimizer in (ours, by_hand)]
-        )
-        assert same(*found[-1])
-    assert same(ours[0], by_hand[0])
-    assert same(ours[1].state_dict(), by_hand[1].state_dict())
-
-
 @pytest.mark.parametrize("says_so", [True, False])
 def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element(says_so: bool) -> None:
     stepped = list[int]()

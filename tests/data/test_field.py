@@ -302,6 +302,8 @@ def test_no_form_asks_the_device_how_long_the_rows_are(sizes: list[int]) -> None
         lambda x: x[:, :, 1:],
         lambda x: x[..., 0].transpose(1, 2),
         lambda x: x[:, 0, 0].t().contiguous().t(),
+        lambda x: x[:, :1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        lambda x: x.expand(5, 3, 4, 6).permute(0, 2, 1, 3),
     ],
 )
 def test_rows_of_a_tensor_lie_in_memory_as_torch_indexes_them(laid_out: Any) -> None:

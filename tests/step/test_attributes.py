@@ -91,13 +91,17 @@ class Follows(hr.Objective):
 
 
 class Slows(torch.optim.Optimizer):
-    """Makes ever smaller steps, by a number that it counts in an attribute, or in its state under a name."""
+    """Makes ever smaller steps, by a number that it counts in an attribute, or in its state under a name.
+
+    There is also one that stays, in its state.
+    """
 
     elementwise = True
 
     def __init__(self, params: Any, by_name: bool) -> None:
         super().__init__(params, {"lr": 0.1})
         self.by_name, self.count = by_name, 1
+        self.state["at least"] = 0.01  # type: ignore[index]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -105,7 +109,7 @@ class Slows(torch.optim.Optimizer):
         kept["count"] = kept.get("count", 1) + 1
         for group in self.param_groups:
             for param in [param for param in group["params"] if param.grad is not None]:
-                param.add_(param.grad, alpha=-group["lr"] / kept["count"])
+                param.add_(param.grad, alpha=-group["lr"] / kept["count"] - self.state["at least"])  # type: ignore[index]
 
 
 KINDS = ["number", "list", "array", "tuple of tensors", "graph", "another name of a buffer", "generators", "nothing"]

@@ -56,6 +56,12 @@ def shares_a_generator(trainer: hr.Trainer) -> None:
     made.fit(loaders[0], val=loaders[1], epochs=2, progress=False)
 
 
+def twice(params: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    optimizer.param_groups[0]["params"] *= 2
+    return optimizer
+
+
 def sets(data: Any = GOOD, limits: Any = None, **settings: Any) -> Call:
     """Trains the same model by a trainer with these settings."""
 
@@ -200,6 +206,7 @@ SETTINGS: list[Refusal] = [
         lambda t: hr.Trainer(t.model, dict.fromkeys("ab", hr.CrossEntropy()), {k: momentum(t.model) for k in "ab"}),
         *(hr.ModelError, "'a'", "'b'", "same parameter"),
     ),
+    (sets(optimizer=twice), hr.ModelError, "SGD", "a parameter twice"),
 ]
 
 OPTIONS: list[Refusal] = [

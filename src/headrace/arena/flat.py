@@ -34,7 +34,7 @@ def prepare(optimizer: Optimizer) -> Callable[[], None] | None:
             gradient = param.grad
             if gradient is None:
                 continue
-            state = dict.get(optimizer.state, param, {})
+            state = optimizer.state.get(param, {})
             if gradient.is_sparse or param.is_complex() or not remembers(state, group):
                 return None
             if made is _adam:
@@ -43,6 +43,9 @@ def prepare(optimizer: Optimizer) -> Callable[[], None] | None:
                 work.append((param, gradient, state, group))
             else:
                 work += [(*piece, group) for piece in _pieces(param, gradient, state)]
+
+    if len({*map(id, counts)}) < len(counts):  # one of two parameters: torch counts between them
+        return None
 
     def step() -> None:
         with torch._C._AutoDispatchBelowAutograd():

@@ -62,9 +62,7 @@ class OptimizerHooks:
             self._handles.append(part.register_load_state_dict_pre_hook(lambda *_: release()))
         optimizer.step = self._patched  # type: ignore[method-assign]
         optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
-        segments = [segment for vector in arena.vectors for segment in vector.segments]
-        params = {slot.param for segment in segments for slot in segment.slots} - {each.handle for each in segments}
-        put_to_work(optimizer, params, release)
+        put_to_work(optimizer, release)
 
     def step(self) -> None:
         """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
@@ -270,7 +268,7 @@ def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, 
     `settings`: its hyperparameters too; without, they stay as they are.
     """
     for part in parts_of(optimizer):
-        part.state.clear()
+        forget(part)
     groups = zip(owners_of(optimizer), optimizer.param_groups, saved["groups"], strict=True)
     for owner, group, hyperparameters in groups:
         if settings:
@@ -278,6 +276,12 @@ def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, 
         for param in group["params"]:
             for key, value in saved["state"].get(names[param], {}).items():
                 owner.state[param][key] = _own(value, param, key in saved["elsewhere"])
+
+
+def forget(optimizer: Optimizer) -> None:
+    """Removes what an optimizer remembers of parameters. State under a name, of a class of the user's, stays."""
+    for key in [key for key in optimizer.state if not isinstance(key, str)]:
+        del optimizer.state[key]
 
 
 def is_plain(optimizer: Optimizer) -> bool:

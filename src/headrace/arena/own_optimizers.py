@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -78,54 +77,9 @@ def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     return optimizer.members if isinstance(optimizer, Joint) else [optimizer]
 
 
-class Remembered(defaultdict[Any, Any]):
-    """What an optimizer at work remembers, by vectors. Whoever asks for what it remembers of one of `params`, which
-    these stand for, or changes that, finds it in `plain`, after `release`."""
-
-    def __init__(self, plain: Any, params: Container[Any], release: Callable[[], None]) -> None:
-        super().__init__(getattr(plain, "default_factory", None), plain)
-        self.plain, self.params, self.release = plain, params, release
-
-    def __missing__(self, key: Any) -> Any:
-        if key not in self.params:
-            return super().__missing__(key)
-        self.release()
-        return self.plain[key]
-
-    def __reduce__(self) -> Any:
-        self.release()
-        return self.plain.__reduce__()
-
-    def copy(self) -> Any:
-        self.release()
-        return self.plain.copy()
-
-    __copy__ = copy
-
-
-def _after_release(name: str) -> Callable[..., Any]:
-    """A method of a dict, which asks `plain` for what stands there."""
-
-    def method(self: Remembered, key: Any, *others: Any) -> Any:
-        if key not in self.params:
-            return getattr(defaultdict, name)(self, key, *others)
-        self.release()
-        return getattr(self.plain, name)(key, *others)
-
-    return method
-
-
-for _name in ("__contains__", "__setitem__", "__delitem__", "get", "pop", "setdefault"):
-    setattr(Remembered, _name, _after_release(_name))
-
-
-def put_to_work(optimizer: Optimizer, params: Container[Any], release: Callable[[], None]) -> None:
-    """A trainer has an optimizer at work until `release`, which is called before anybody copies or pickles it.
-
-    `params`: the parameters that vectors stand for.
-    """
+def put_to_work(optimizer: Optimizer, release: Callable[[], None]) -> None:
+    """A trainer has an optimizer at work until `release`, which is called before anybody copies or pickles it."""
     for part in parts_of(optimizer):
-        part.state = Remembered(part.state, params, release)
         vars(part)[_RELEASE] = release
         vars(part)["__getstate__"] = partial(_state_of, part)
 
@@ -133,10 +87,6 @@ def put_to_work(optimizer: Optimizer, params: Container[Any], release: Callable[
 def put_to_rest(optimizer: Optimizer) -> None:
     """The optimizer is ordinary again."""
     for part in parts_of(optimizer):
-        if isinstance(kept := part.state, Remembered):  # else somebody has exchanged it
-            kept.plain.clear()
-            kept.plain.update(kept)
-            part.state = kept.plain
         vars(part).pop(_RELEASE, None)
         vars(part).pop("__getstate__", None)
 

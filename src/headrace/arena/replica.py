@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .arena import Arena
+from .optimizer import forget
 from .own_optimizers import parts_of
 from .sharding import as_shard, fitted, is_sharded, local
 from .vectors import plain_name, view
@@ -79,7 +80,7 @@ class Replica:
         """What the optimizers remember of earlier updates is forgotten."""
         for arena in self._arenas():
             for part in parts_of(arena.optimizer):
-                part.state.clear()
+                forget(part)
 
     def _statistics_names(self) -> list[str]:
         return [plain_name(name) for name, buffer in self._model.named_buffers() if _is_measured(buffer)]

@@ -252,7 +252,7 @@ def _make_segment(vector: Vector, slots: list[Slot], optimizer: Optimizer) -> Se
     """Makes one parameter of neighbours, and joins the optimizer's states of them into one."""
     first, stop = slots[0], slots[-1].stop
     handle = nn.Parameter(vector.values[first.start : stop])
-    states, packed = [dict.pop(optimizer.state, slot.param, {}) for slot in slots], {}
+    states, packed = [optimizer.state.pop(slot.param, {}) for slot in slots], {}
     for key, value in states[0].items():
         if _is_elementwise(value, first.param):
             packed[key] = torch.zeros(len(handle), dtype=value.dtype, device=value.device)
@@ -298,7 +298,7 @@ def unpack_state(segment: Segment) -> None:
     for key in list(state):
         value = state.pop(key)
         for slot in segment.slots:
-            dict.setdefault(states, slot.param, {})[key] = _copy(_part(value, segment, slot))
+            states[slot.param][key] = _copy(_part(value, segment, slot))
 
 
 def _part(value: Any, segment: Segment, slot: Slot) -> Any:

@@ -194,9 +194,14 @@ def take(field: Any, indices: Tensor) -> Any:
         return field.take(indices)
     if indices.device != field.device:
         indices = indices.to(field.device, non_blocking=True)
-    if field.dim() > 2 and field.stride(-1) != 1:  # channels_last, say: indexing keeps that, and so the bits of a loop
+    if field.dim() > 2 and not _is_plain(field):  # channels_last, say: indexing keeps that, and so the bits of a loop
         return signed(field)[indices].view(field.dtype)
     return signed(field).index_select(0, indices).view(field.dtype)
+
+
+def _is_plain(field: Tensor) -> bool:
+    """Whether rows lie in memory as those of a new tensor do, also by the strides of dimensions of one."""
+    return field.stride()[1:] == torch.empty(field.shape, device="meta").stride()[1:]
 
 
 def cat(fields: Sequence[Any]) -> Any:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
     first = _first_rows(head, parse)
     types = {name: kind for name, kind in types.items() if name in names}
     types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
-    _refuse_rounded(file, first, set(names) - types.keys(), head[: head.rfind(b"\n")], delimiter)
+    _refuse_rounded(file, head, parse, first, set(names) - types.keys())
     read = csv.ReadOptions(block_size=TEXT_BLOCK_BYTES)
     known = {name: pa.type_for_alias(kind) for name, kind in types.items()}
     convert = csv.ConvertOptions(include_columns=names, strings_can_be_null=True, column_types=known)
@@ -260,24 +261,26 @@ def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
     return names
 
 
-def _refuse_rounded(file: DataFile, first: Any, names: Iterable[str], head: bytes, delimiter: str) -> None:
+def _refuse_rounded(file: DataFile, head: bytes, parse: Any, first: Any, names: Iterable[str]) -> None:
     """Raises on a whole number of more than 64 bits in the first rows: Arrow takes it for a fraction, and rounds it."""
     numbers = [name for name in names if first is not None and pt.is_float64(first.column(name).type)]
     large = [name for name in numbers if pc.any(pc.greater_equal(pc.abs(first.column(name)), 2.0**63)).as_py()]
-    lines = io.StringIO(head.decode("utf-8-sig", errors="replace") if large else "")
-    for row in plain_csv.DictReader(lines, delimiter=delimiter):
-        for value in (row[name] or "" for name in large):
-            if re.fullmatch(r"\s*[+-]?\d{19,}\s*", value) and int(value) != int(float(value)):
-                raise DataError(f"{file}: {value} does not fit int64, and would be rounded. {_UNROUNDED}")
+    end = head.rfind(b"\n") if len(head) == HEAD_BYTES else len(head)
+    written = _first_rows(head[:end], parse, dict.fromkeys(large, pa.string())) if large else None
+    for name in large if written is not None else ():
+        for text in map(str.strip, filter(None, written.column(name).to_pylist())):
+            whole = Decimal(text) if re.fullmatch(r"[+-]?\d{19,}", text) else Decimal(0)
+            if not -(2**63) <= whole < 2**63 and whole != Decimal(float(text)):
+                raise DataError(f"{file}: {text[:40]} does not fit int64, and would be rounded. {_UNROUNDED}")
 
 
 _UNROUNDED = "Say what its column holds, dtypes={name: 'uint64'} or 'float64', or leave it out: columns=[...]."
 
 
-def _first_rows(head: bytes, parse: Any) -> Any:
-    """The first rows of a CSV file as Arrow infers them; `None` if it cannot."""
+def _first_rows(head: bytes, parse: Any, types: Mapping[str, Any] | None = None) -> Any:
+    """The first rows of a CSV file as Arrow infers them, but for these types; `None` if it cannot."""
     some = csv.ParseOptions(delimiter=parse.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip")
-    nulls = csv.ConvertOptions(strings_can_be_null=True)
+    nulls = csv.ConvertOptions(strings_can_be_null=True, column_types=types)
     try:
         found = csv.read_csv(pa.BufferReader(head), parse_options=some, convert_options=nulls)
     except pa.ArrowException:

@@ -276,6 +276,8 @@ def check_optimizers(
                 "Make the optimizer from this model's parameters, after the model is complete; if another trainer "
                 "has the model at work, call its release() first."
             )
+        if len({*map(id, params)}) < len(params):
+            raise ModelError(f"{kind_of(optimizer)} holds a parameter twice, which torch warns of. Give it each once.")
         for p in params:
             if seen.setdefault(id(p), name) != name:
                 raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
