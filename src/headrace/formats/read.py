@@ -263,12 +263,10 @@ def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
 
 def _refuse_rounded(file: DataFile, head: bytes, parse: Any, first: Any, names: Iterable[str]) -> None:
     """Raises on a whole number of more than 64 bits in the first rows: Arrow takes it for a fraction, and rounds it."""
-    if first is None:
-        return
-    numbers = [name for name in names if pt.is_float64(first.column(name).type)]
+    numbers = [name for name in names if first is not None and pt.is_float64(first.column(name).type)]
     large = [name for name in numbers if pc.any(pc.greater_equal(pc.abs(first.column(name)), 2.0**63)).as_py()]
     end = head.rfind(b"\n") if len(head) == HEAD_BYTES else len(head)
-    written = _first_rows(head[:end], parse, dict.fromkeys(large, pa.string())) if large else None
+    written: Any = _first_rows(head[:end], parse, dict.fromkeys(large, pa.string())) if large else None
     for name in large if written is not None else ():
         for text in map(str.strip, filter(None, written.column(name).to_pylist())):
             whole = Decimal(text) if re.fullmatch(r"[+-]?\d{19,}", text) else Decimal(0)
