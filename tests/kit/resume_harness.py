@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import headrace as hr
 from headrace.store.checkpoints import Store
@@ -221,12 +222,13 @@ def record(case: Case, where: Path, log: Path) -> Record:
     if documents["trainer.json"]["place"]["ends_epoch"]:
         del documents["trainer.json"]["place"]["batch"]  # the next epoch counts anew
     cursors = [source.state_dict() for source in (case.train,) if isinstance(source, hr.Source)]
-    weights = trainer.model.state_dict()
+    weights, buffers = trainer.model.state_dict(), dict(trainer.model.named_buffers())
+    optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers.values()]
     return {
         "weights": exact(weights),
-        "strides": {name: value.stride() for name, value in weights.items() if isinstance(value, Tensor)},
-        "buffers": exact(dict(trainer.model.named_buffers())),
-        "optimizers": exact([optimizer.state_dict() for optimizer in trainer.optimizers.values()]),
+        "strides": tree_map(_strides, [weights, buffers, optimizers, last.tensors]),
+        "buffers": exact(buffers),
+        "optimizers": exact(optimizers),
         "random": exact([random.getstate(), np.random.get_state(), torch.get_rng_state()]),
         "source": exact(cursors),
         "history": trainer.history.rows,
@@ -236,6 +238,10 @@ def record(case: Case, where: Path, log: Path) -> Record:
         "tensors": exact(last.tensors),
         "events": events_of(log),
     }
+
+
+def _strides(value: Any) -> list[int] | None:
+    return [*value.stride()] if isinstance(value, Tensor) else None
 
 
 def events_of(log: Path) -> list[Any]:

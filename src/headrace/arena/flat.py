@@ -58,7 +58,7 @@ def prepare(optimizer: Optimizer) -> Callable[[], None] | None:
 
 
 def _pieces(param: Tensor, gradient: Tensor, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:
-    """A large parameter with its gradient and state, in pieces: each operation finds in a cache what the last one left.
+    """A large parameter with its gradient and state, in pieces that stay in a cache from one operation to the next.
 
     Each element is computed by itself, so that it has the same bits.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError, DataError, HeadraceError
 from ..store.remote import Object, object_of
+from ..store.system import cores
 from .lazy import fs, pa
 
 SUFFIXES = {
@@ -168,7 +169,7 @@ def _hash_of_blocks(block: Callable[[int], bytes | memoryview], size: int) -> st
     """A hash of bytes; of more than one block, a hash of the hashes of blocks, which several threads read and hash."""
     if size <= BLOCK_BYTES:
         return hashlib.sha256(block(0)).hexdigest()
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as threads:
+    with ThreadPoolExecutor(min(cores(), MOST_THREADS)) as threads:
         each = threads.map(lambda start: hashlib.sha256(block(start)).digest(), range(0, size, BLOCK_BYTES))
         return hashlib.sha256(b"".join(each)).hexdigest()
 

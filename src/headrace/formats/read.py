@@ -269,8 +269,8 @@ def _refuse_rounded(file: DataFile, head: bytes, parse: Any, first: Any, names: 
     written: Any = _first_rows(head[:end], parse, dict.fromkeys(large, pa.string())) if large else None
     for name in large if written is not None else ():
         for text in map(str.strip, filter(None, written.column(name).to_pylist())):
-            whole = Decimal(text) if re.fullmatch(r"[+-]?\d{19,}", text) else Decimal(0)
-            if not -(2**63) <= whole < 2**63 and whole != Decimal(float(text)):
+            number = Decimal(text) if re.fullmatch(r"[+-]?\d{19,}", text) else Decimal(0)
+            if not -(2**63) <= number < 2**63 and number != Decimal(float(text)):
                 raise DataError(f"{file}: {text[:40]} does not fit int64, and would be rounded. {_UNROUNDED}")
 
 

@@ -251,19 +251,16 @@ def scorers(objectives: dict[str, Objective], eval_loss: Any) -> dict[str, Objec
 
 
 def check_optimizers(
-    model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any], own: bool
+    model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any], has_own_train_step: bool
 ) -> None:
-    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice.
-
-    `own`: whether `train_step` is overridden.
-    """
+    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice."""
     known = {id(p) for p in model.parameters()}
     for objective in objectives.values():
         if (module := module_of(objective)) is not None:
             known |= {id(p) for p in module.parameters()}
     seen: dict[int, str] = {}
     for name, optimizer in optimizers.items():
-        if not own and any(isinstance(part, torch.optim.LBFGS) for part in parts_of(optimizer)):
+        if not has_own_train_step and any(isinstance(part, torch.optim.LBFGS) for part in parts_of(optimizer)):
             raise ModelError(
                 "LBFGS asks for the loss again within a step, by a closure, and headrace makes one pass a step. "
                 "Override train_step, call optimizer.step(closure) there, and pass arena=False."

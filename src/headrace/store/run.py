@@ -218,8 +218,7 @@ class RunFiles:
 def begins_with(history: bytes, reported: Mapping[str, Any]) -> bool:
     """Whether a history begins with what had been `reported` when a checkpoint was saved."""
     begins = history[: reported["bytes"]]
-    found = {"bytes": len(begins), "sha256": hashlib.sha256(begins).hexdigest()}
-    return all(reported[name] == value for name, value in found.items())
+    return bool(len(begins) == reported["bytes"] and hashlib.sha256(begins).hexdigest() == reported["sha256"])
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:

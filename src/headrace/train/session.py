@@ -75,10 +75,8 @@ class Session:
         info.sums = self.tally.losses[0]
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(self.modules, self.updates.parameters)
-        keeps, objectives, optimizers = checkpointer.keeps, trainer.objectives.values(), trainer.optimizers.values()
-        self.attributes = Attributes(
-            self.modules if keeps else [], objectives if keeps else [], optimizers if keeps else [], trainer.device
-        )
+        owners = self.modules, trainer.objectives.values(), trainer.optimizers.values()
+        self.attributes = Attributes(*(owners if checkpointer.keeps else ([], [], [])), trainer.device)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
