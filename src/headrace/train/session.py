@@ -75,8 +75,10 @@ class Session:
         info.sums = self.tally.losses[0]
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(self.modules, self.updates.parameters)
-        owners = self.modules, trainer.objectives.values(), trainer.optimizers.values()
-        self.attributes = Attributes(*(owners if checkpointer.keeps else ([], [], [])), trainer.device)
+        self.attributes = Attributes([], [], [], trainer.device)
+        if checkpointer.keeps:
+            objectives, optimizers = trainer.objectives.values(), trainer.optimizers.values()
+            self.attributes = Attributes(self.modules, objectives, optimizers, trainer.device)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
