@@ -13,6 +13,7 @@ from kit.small import Parts, data, same, state, stop_and_resume, trainer
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.arena import flat
 from headrace.arena.own_optimizers import Joint
 
 X, Y = data(64)
@@ -237,6 +238,47 @@ def test_the_state_of_an_optimizer_in_use_speaks_of_parameters() -> None:
     trainer.step((X, Y))  # it goes on
     optimizer.load_state_dict(saved)
     assert {int(s["step"]) for s in optimizer.state.values()} == {1}
+
+
+@pytest.mark.parametrize("written", [{}, {"exp_avg": torch.zeros(5, 6)}])
+def test_state_that_is_asked_for_by_parameter_meanwhile_is_refused_and_the_rest_is_kept(written: Any) -> None:
+    (raw, by_hand), (ours, optimizer) = pair(), pair()
+    trainer = made(ours, optimizer)
+    trainer.step((X, Y))
+    optimizer.state[ours[0].weight].update(written)
+    with pytest.raises(hr.ModelError, match=r"(?s)state of Adam .* '0\.weight' during .* trainer\.release"):
+        trainer.step((X, Y))
+    trainer.step((X, Y))
+    optimizer.state[ours[0].weight] = written
+    with pytest.warns(UserWarning, match=r"'0\.weight'.* is lost.*trainer\.release"):
+        trainer.release()
+    update(raw, by_hand)
+    update(raw, by_hand)
+    assert same(raw, ours)
+    assert same(by_hand.state_dict(), optimizer.state_dict())
+
+
+def test_large_parameters_are_stepped_whole_where_threads_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`set_flush_denormal` is for the thread that calls it, not for those that are there."""
+    monkeypatch.setattr(flat, "PIECE", 1 << 12)
+    torch.set_num_threads(2)
+    torch.zeros(1 << 17).add_(1)
+    torch.set_flush_denormal(True)
+    try:
+        made_by = list[list[Tensor]]()
+        for step in (torch.optim.SGD.step, None):
+            param = nn.Parameter(torch.zeros(1 << 17))
+            param.grad = torch.full_like(param, 1e-36)
+            optimizer = torch.optim.SGD([param], lr=1e-4, momentum=0.9)
+            optimizer.step()
+            made_by.append([param.detach()])
+            own = flat.prepare(optimizer)
+            assert own is not None
+            (own if step is None else optimizer.step)()
+        assert same(*made_by)
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(1)
 
 
 def test_two_trainers_take_turns_with_one_optimizer_as_in_the_raw_loop() -> None:

@@ -112,6 +112,29 @@ class Slows(torch.optim.Optimizer):
                 param.add_(param.grad, alpha=-group["lr"] / kept["count"] - self.state["at least"])  # type: ignore[index]
 
 
+class LooksAhead(torch.optim.Optimizer):
+    """Steps another optimizer, and goes back half of the way to slow weights, which it keeps by parameter."""
+
+    def __init__(self, params: Any, listed: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.inner = torch.optim.Adam(self.param_groups, lr=0.1)
+        self.param_groups = self.inner.param_groups
+        self.slow: dict[Any, Tensor] = {}
+        if listed:
+            self.others, self.inner = [self.inner], torch.optim.SGD([torch.zeros(1)])
+            self.others[0].param_groups = [{**group} for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for each in getattr(self, "others", [self.inner]):
+            each.step()
+            for group in each.param_groups:
+                group["lr"] *= 0.9
+        for param in [param for group in self.param_groups for param in group["params"]]:
+            slow = self.slow.setdefault(param, param.clone())
+            param.copy_(slow.lerp_(param, 0.5))
+
+
 KINDS = ["number", "list", "array", "tuple of tensors", "graph", "another name of a buffer", "generators", "nothing"]
 TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     **{kind: lambda kind=kind: trainer(Keeps(kind)) for kind in KINDS},  # type: ignore[misc]
@@ -119,6 +142,8 @@ TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     "a method of one": lambda: trainer(Keeps("nothing"), loss=hr.RowMean(Center().forward)),
     "a teacher": lambda: trainer(Keeps("nothing"), loss=Follows()),
     "an optimizer": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, False)),
+    "one in another": lambda: trainer(Keeps("nothing"), optimizer=lambda p: LooksAhead(p, False)),
+    "one in a list of another": lambda: trainer(Keeps("nothing"), optimizer=lambda p: LooksAhead(p, True)),
     "the state of one": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, True)),
 }
 

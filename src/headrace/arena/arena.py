@@ -1,6 +1,7 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import groupby
 from operator import is_
@@ -89,7 +90,7 @@ class Arena:
         self._handles: list[list[nn.Parameter]] = []  # what the optimizer gets in place of each group's parameters
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
-        self._filled = False
+        self._filled, self._remembered = False, 0
         self._params_by_group: list[list[nn.Parameter]] = []  # while the optimizer has vectors
         self._list_segments()
         self.hooks = OptimizerHooks(optimizer, self, release or self.release)
@@ -228,6 +229,8 @@ class Arena:
         keeps what it has become.
         """
         self.give_parameters()  # where a step was interrupted
+        if found := self._pop_strangers():
+            warnings.warn(f"{found} That is lost: call trainer.release() before.", stacklevel=2)
         self._adopt_new_groups()
         kept = {p: p.grad.clone() for p in self.params if self.hooks.has_hooks and p.grad is not None}
         self.discard()
@@ -309,6 +312,8 @@ class Arena:
     def look_at_groups(self) -> None:
         """Raises if an optimizer has other parameters than when it was homed, but for groups that were added."""
         self._adopt_new_groups()
+        if found := self._pop_strangers():
+            raise ModelError(f"{found} Call trainer.release() before.")
         groups = self._params_by_group or [group["params"] for group in self.optimizer.param_groups]
         pairs = zip(groups, self._original, strict=False)
         if len(groups) < len(self._original) or any(
@@ -328,6 +333,25 @@ class Arena:
             self.loose += group["params"]
             names = names_of(self.optimizer, owners(self._model))
             self.names |= {param: names[param] for param in group["params"]}
+
+    def _pop_strangers(self) -> str:
+        """Takes away state that somebody has given parameters of vectors, and says whose; nothing if there is none."""
+        states = [each.state for each in {*owners_of(self.optimizer)}]
+        remembered = sum(map(len, states))
+        if remembered == self._remembered:
+            return ""
+        handles = {segment.handle for segment in self._segments}
+        found = [(s, slot) for s in states for slot in self._slots if slot.param in s and slot.param not in handles]
+        for state, slot in found:
+            del state[slot.param]
+        self._remembered = remembered - len(found)
+        if not found:
+            return ""
+        names = ", ".join(repr(slot.name) for _, slot in found[:3])
+        return (
+            f"the state of {kind_of(self.optimizer)} was read or written for {names}{' and others' * (len(found) > 3)} "
+            "during a training, where it has a vector in place of parameters."
+        )
 
     def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
         """The optimizer's state of each parameter."""

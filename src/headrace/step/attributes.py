@@ -6,7 +6,7 @@ center, or hold a teacher that follows the model.
 
 import hashlib
 import random
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,9 @@ class Attributes:
     """Finds what has changed since it was made, or was loaded, and puts that into the same objects of another process.
 
     Values are numbers, strings, tensors, arrays, random generators, and lists, tuples and dicts of numbers, strings,
-    tensors and arrays; of a tensor that a pass has made, its numbers without the graph. Leaves that require a gradient
-    are left out, and what shares memory with a parameter or a buffer; so is whatever a checkpoint cannot hold.
+    tensors and arrays; of a tensor that a pass has made, its numbers without the graph. An optimizer may also keep a
+    dict by its parameters, and another optimizer. Leaves that require a gradient are left out, and what shares memory
+    with a parameter or a buffer; so is whatever a checkpoint cannot hold.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Attributes:
     ) -> None:
         self._modules, self._objectives, self._device = modules, list(objectives), device
         parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
-        self._optimizers = [part for part in parts if not type(part).__module__.startswith("torch.")]
+        self._optimizers = [part for part in parts if not type(part).__module__.startswith(("torch.", "headrace."))]
         self._first = {place: (value, mark) for place, value, mark in self._each()}
         self._loaded: set[Place] = set()
 
@@ -92,7 +93,7 @@ class Attributes:
                 if not _is_left_out(name, attributes) and (mark := _mark(value, known)):
                     yield (owner, name), value, mark
 
-    def _owners(self) -> Iterator[tuple[str, dict[Any, Any], set[int]]]:
+    def _owners(self) -> Iterator[tuple[str, MutableMapping[Any, Any], set[int]]]:
         """The dicts that hold attributes, by name, each with the memory of what is saved otherwise."""
         known = _memories(self._modules)
         held = [*_held_by(self._objectives)]
@@ -110,8 +111,62 @@ class Attributes:
                     yield f"loss {number} {name}", vars(part), all_known
                     yield from ((f"loss {number} {name} {of}", vars(part)[of], known) for of in _OF_PARTS)
         for number, optimizer in enumerate(self._optimizers):
-            yield f"optimizer {number}", vars(optimizer), all_known
-            yield f"optimizer {number} state", optimizer.state, all_known
+            for name, kept in _kept_by(optimizer):
+                yield f"optimizer {number}{name}", kept, all_known
+
+
+class Renamed(MutableMapping[str, Any]):
+    """Some values of a dict, under names of their own."""
+
+    def __init__(self, kept: MutableMapping[Any, Any], keys: Mapping[str, Any]) -> None:
+        self._kept, self._keys = kept, keys
+
+    def __getitem__(self, name: str) -> Any:
+        if self._keys[name] not in self._kept:  # a defaultdict would make it
+            raise KeyError(name)
+        return self._kept[self._keys[name]]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._kept[self._keys[name]] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._kept[self._keys[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, key in self._keys.items() if key in self._kept)
+
+    def __len__(self) -> int:
+        return len([*self])
+
+
+def inner_of(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizers that one of one's own holds, and these in turn, by their places in it."""
+    places, found = [("", optimizer)], dict[str, Optimizer]()
+    for place, each in places:
+        for name, value in vars(each).items():
+            items = (
+                value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else [value])
+            )
+            for key, inner in items:
+                if isinstance(inner, Optimizer) and inner not in (optimizer, *found.values()):
+                    found[f"{place} {name} {key}"] = inner
+                    places.append((f"{place} {name} {key}", inner))
+    return found
+
+
+def _kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any]]]:
+    """The dicts of an optimizer of one's own that are not its state by parameters, by name."""
+    for place, each in {"": optimizer, **inner_of(optimizer)}.items():
+        params = {str(n): p for n, p in enumerate(p for group in each.param_groups for p in group["params"])}
+        yield place, vars(each)
+        yield f"{place} state", each.state
+        kept = [(name, value) for name, value in vars(each).items() if isinstance(value, dict)]
+        yield from ((f"{place} {name} by parameter", Renamed(value, params)) for name, value in kept if name != "state")
+        if each is not optimizer and each.state is not optimizer.state:
+            yield f"{place} parameters", params
+            yield f"{place} by parameter", Renamed(each.state, params)
+            for number, group in enumerate(each.param_groups):
+                yield f"{place} group {number}", Renamed(group, {name: name for name in group if name != "params"})
 
 
 def _memories(modules: Iterable[nn.Module]) -> set[int]:

@@ -21,6 +21,7 @@ from ..errors import DataError
 from ..loss.outcome import Outcome, as_outcome
 from ..step import check
 from ..step.arguments import batch_for, deterministic_mode
+from ..step.attributes import inner_of
 from ..step.settings import mode
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class UnsavedOptimizers:
     """Finds optimizers that are stepped beside a trainer's own, and warns of those that a resumed run would miss."""
 
     def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module], log: Callable[[str], None]) -> None:
-        self._known: WeakSet[Optimizer] = WeakSet(part for each in saved for part in (each, *parts_of(each)))
+        parts = [part for each in saved for part in (each, *parts_of(each))]
+        self._known: WeakSet[Optimizer] = WeakSet(each for part in parts for each in (part, *inner_of(part).values()))
         self._modules, self._log = modules, log
         self._warnings: set[str] = set()  # the warnings that were given
 
