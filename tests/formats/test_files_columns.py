@@ -123,9 +123,11 @@ def test_a_whole_number_of_a_text_that_is_no_int64_is_read_as_what_is_said_and_o
     None
 ):
     text("t.csv", "id,far", "7,1e23", "18446744073709551615,100000000000000000000")
-    found = open_table("t.csv", dtypes={"id": "uint64"}).rows(0, 2)
-    assert found["id"].tolist() == [7, 2**64 - 1]
-    assert found["far"].tolist() == [1e23, 1e20]
+    text("t.jsonl", '{"id": 7, "far": 1e23}', '{"id": 18446744073709551615, "far": 100000000000000000000}')
+    for name in ("t.csv", "t.jsonl"):
+        found = open_table(name, dtypes={"id": "uint64"}).rows(0, 2)
+        assert found["id"].tolist() == [7, 2**64 - 1]
+        assert found["far"].tolist() == [1e23, 1e20]
 
 
 def test_sequences_and_sparse_rows_are_cast_as_well() -> None:

@@ -2,6 +2,7 @@
 
 import csv as plain_csv
 import io
+import json as plain_json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ class Batches:
     """Reads all of them at once as a table of Arrow's, where that is faster."""
 
     def loaded(self) -> "Batches":
-        """The same rows in memory, in as few record batches as can be as can be."""
+        """The same rows in memory, in as few record batches as can be."""
         table = pa.Table.from_batches(self.make(), self.schema) if self.load is None else self.load()
         table.validate()
         empty = [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]
@@ -176,18 +177,27 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
     first = _first_rows(head, parse)
     types = {name: kind for name, kind in types.items() if name in names}
     types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
-    _refuse_rounded(file, head, parse, first, set(names) - types.keys())
-    read = csv.ReadOptions(block_size=TEXT_BLOCK_BYTES)
+    read, inferred = csv.ReadOptions(block_size=TEXT_BLOCK_BYTES), set(names) - types.keys()
     known = {name: pa.type_for_alias(kind) for name, kind in types.items()}
     convert = csv.ConvertOptions(include_columns=names, strings_can_be_null=True, column_types=known)
 
+    def written(some: Sequence[str]) -> Iterator[str]:
+        kinds = csv.ConvertOptions(include_columns=some, column_types=dict.fromkeys(some, pa.string()))
+        with text() as opened, csv.open_csv(opened, read, parse, kinds) as batches:
+            for column in (column for batch in batches for column in batch.columns):
+                yield from column.filter(pc.match_substring_regex(column, f"^{_LONG}$")).to_pylist()
+
     def load() -> Any:
         with _advised(file, held, types), text() as opened:
-            return csv.read_csv(opened, csv.ReadOptions(block_size=AT_ONCE_BYTES), parse, convert)
+            rows = csv.read_csv(opened, csv.ReadOptions(block_size=AT_ONCE_BYTES), parse, convert)
+            _refuse_rounded(file, rows, inferred, written)
+            return rows
 
     def make() -> Iterator[Any]:
         with _advised(file, held, types), text() as opened, csv.open_csv(opened, read, parse, convert) as batches:
-            yield from batches
+            for batch in batches:
+                _refuse_rounded(file, batch, inferred, written)
+                yield batch
 
     growth = 4.0 if first is None else max(1.0, first.nbytes / len(head))
     return Batches(make, text.size * growth, load=load)
@@ -198,16 +208,28 @@ def read_json_lines(file: DataFile, select: Select, types: Types) -> Batches:
     text, read = _Text(file), json.ReadOptions(block_size=TEXT_BLOCK_BYTES)
     with text() as opened, json.open_json(opened, read) as batches:
         names = select(batches.schema.names)
-    strings = [(name, pa.string()) for name, kind in types.items() if name in names and kind == "string"]
-    parse = json.ParseOptions(explicit_schema=pa.schema(strings))
+    exact = [(name, kind) for name, kind in types.items() if name in names and kind in ("string", "uint64")]
+    parse = json.ParseOptions(explicit_schema=pa.schema([(name, pa.type_for_alias(kind)) for name, kind in exact]))
+    inferred = set(names) - types.keys()
+
+    def written(some: Sequence[str]) -> Iterator[str]:
+        keys = b"|".join(re.escape(plain_json.dumps(name, ensure_ascii=False).encode()) for name in some)
+        with text() as opened:
+            yield from (
+                found[1].decode()
+                for found in re.finditer(b"(?:%b)\\s*:(%b)[,}]" % (keys, _LONG.encode()), opened.read())
+            )
 
     def load() -> Any:
         with reading(file), text() as opened:
-            return json.read_json(opened, read, parse).select(names)
+            rows = json.read_json(opened, read, parse).select(names)
+            _refuse_rounded(file, rows, inferred, written)
+            return rows
 
     def make() -> Iterator[Any]:
         with reading(file), text() as opened, json.open_json(opened, read, parse) as batches:
             for batch in batches:
+                _refuse_rounded(file, batch, inferred, written)
                 yield batch.select(names)
 
     return Batches(make, 2.0 * text.size, load=load)
@@ -261,26 +283,31 @@ def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
     return names
 
 
-def _refuse_rounded(file: DataFile, head: bytes, parse: Any, first: Any, names: Iterable[str]) -> None:
-    """Raises on a whole number of more than 64 bits in the first rows: Arrow takes it for a fraction, and rounds it."""
-    numbers = [name for name in names if first is not None and pt.is_float64(first.column(name).type)]
-    large = [name for name in numbers if pc.any(pc.greater_equal(pc.abs(first.column(name)), 2.0**63)).as_py()]
-    end = head.rfind(b"\n") if len(head) == HEAD_BYTES else len(head)
-    written: Any = _first_rows(head[:end], parse, dict.fromkeys(large, pa.string())) if large else None
-    for name in large if written is not None else ():
-        for text in map(str.strip, filter(None, written.column(name).to_pylist())):
-            number = Decimal(text) if re.fullmatch(r"[+-]?\d{19,}", text) else Decimal(0)
-            if not -(2**63) <= number < 2**63 and number != Decimal(float(text)):
-                raise DataError(f"{file}: {text[:40]} does not fit int64, and would be rounded. {_UNROUNDED}")
+_LONG = r"\s*[+-]?[0-9]{19,}\s*"
+
+
+def _refuse_rounded(file: DataFile, rows: Any, inferred: set[str], written: Callable[..., Iterator[str]]) -> None:
+    """Raises on a whole number of more than 64 bits: Arrow takes it for a fraction, and rounds it.
+
+    `inferred`: the columns whose types Arrow tells; those that have been looked at leave it. `written` reads the long
+    whole numbers of columns as they stand in the file.
+    """
+    fractions = {name: rows.column(name) for name in inferred if pt.is_float64(rows.column(name).type)}
+    large = [name for name, column in fractions.items() if pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py()]
+    inferred.difference_update(large)
+    for text in written(large) if large else ():
+        number = Decimal(text.strip())
+        if not -(2**63) <= number < 2**63 and number != Decimal(float(text)):
+            raise DataError(f"{file}: {text.strip()[:40]} does not fit int64, and would be rounded. {_UNROUNDED}")
 
 
 _UNROUNDED = "Say what its column holds, dtypes={name: 'uint64'} or 'float64', or leave it out: columns=[...]."
 
 
-def _first_rows(head: bytes, parse: Any, types: Mapping[str, Any] | None = None) -> Any:
-    """The first rows of a CSV file as Arrow infers them, but for these types; `None` if it cannot."""
+def _first_rows(head: bytes, parse: Any) -> Any:
+    """The first rows of a CSV file as Arrow infers them; `None` if it cannot."""
     some = csv.ParseOptions(delimiter=parse.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip")
-    nulls = csv.ConvertOptions(strings_can_be_null=True, column_types=types)
+    nulls = csv.ConvertOptions(strings_can_be_null=True)
     try:
         found = csv.read_csv(pa.BufferReader(head), parse_options=some, convert_options=nulls)
     except pa.ArrowException:
