@@ -115,14 +115,15 @@ def test_training_goes_on_after_the_owner_has_trained_loaded_or_converted() -> N
     assert not same(trainer.model, before)
 
 
-def test_a_trainer_is_copied_after_a_validation_whose_passes_were_recorded() -> None:
+def test_a_trainer_is_copied_or_pickled_after_a_validation_whose_passes_were_recorded() -> None:
     trainer = small.trainer(small.model(), tape=True)
     trainer.validate(small.data(200), batch_size=20)
     assert "replayed" in trainer.updates.answers(next(iter(trainer.objectives.values())), False).note
-    twin = copy.deepcopy(trainer)
+    twins = [copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))]
     small.fit(trainer)
-    small.fit(twin)
-    assert same(trainer, twin)
+    for twin in twins:
+        small.fit(twin)
+        assert same(trainer, twin)
 
 
 def test_a_second_training_on_columns_in_another_order_is_not_taken_for_the_same_in_silence() -> None:

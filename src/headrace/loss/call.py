@@ -32,6 +32,13 @@ class Call:
         self.known[names] = way  # only now: the model may have refused them
         return outputs
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"known": dict.fromkeys(self.known)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, known={})
+        self.known = {names: self.way(names) for names in state["known"]}
+
     def way(self, names: Sequence[str]) -> Callable[[nn.Module, Batch], Any]:
         """The call for batches with these streams, made once, so that a batch costs no looking up."""
         if self.inputs == "batch":

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from ..data.ragged import Ragged
 from ..data.source import Table, fingerprint_of
 from ..errors import ConfigError, DataError, SourceError
 from ..formats.paths import DataFile, digests
+from ..store.system import cores
 from .augment import IMAGE, MASK
 from .boxes import areas, cut_to
 from .samples import TARGETS
@@ -80,7 +80,7 @@ class ImageFiles(Table):
                 f"mean= and std= are one number, or one for each of {channels} channels, and std= is greater than 0, "
                 f"got mean={mean!r} and std={std!r}."
             )
-        self._fingerprint, self.threads = "", threads or min(4, os.cpu_count() or 1)
+        self._fingerprint, self.threads = "", threads or min(4, cores())
         self.declared: Sequence[tuple[int, int]] = ()
         """The rows and columns that each image is said to have, if that is known."""
 
