@@ -353,7 +353,7 @@ class PassState:
         """A parameter stays trained or frozen, and nobody listens to its gradient."""
         name = self._name(param)
         self._checks[f"{name}.requires_grad is {param.requires_grad}"] = None
-        self._checks[f"{name}._backward_hooks is {name}._post_accumulate_grad_hooks is None"] = None
+        self._checks[f"not ({name}._backward_hooks or {name}._post_accumulate_grad_hooks)"] = None
 
     def _attributes(self, holder: Any) -> None:
         """Adds the attributes of an objective or a term: all of one of ours, of others those on the list."""
