@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import ModelError
-from .arena import all_finite
+from .gradients import all_finite
 
 SMALL = 1 << 20  # elements; a larger buffer is copied only if torch reports that it has changed
 WATCHED = 1 << 16  # elements; a larger one is checked only then, unless it is known to change silently

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from ..arena.arena import all_finite, total
 from ..arena.buffers import Buffers
+from ..arena.gradients import all_finite, total
 from ..arena.optimizer import skips_on_device
 from ..errors import NonFiniteError
 from ..loss.outcome import Outcome

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..arena.arena import Arena, clip
+from ..arena.arena import Arena
 from ..arena.buffers import Buffers
+from ..arena.gradients import clip
 from ..arena.vectors import coalesced
 from ..data.batch import Batch
 from ..errors import ConfigError, HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ..arena.arena import Arena, all_finite, total
+from ..arena.arena import Arena
 from ..arena.buffers import Buffers
+from ..arena.gradients import all_finite, total
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.own_optimizers import Joint, kind_of, refuse_missing, release_elsewhere
 from ..arena.replica import Replica

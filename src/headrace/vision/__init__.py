@@ -1,6 +1,7 @@
 """Training on images: networks, samples, detectors, metrics, tables of image files, augmentation, pictures.
 
-Nothing else in the library but `compat` uses this room. It calls `data`, `formats`, `adapters`, `loss` and `watch`.
+Nothing else in the library but `compat` uses this room. It calls `store`, `data`, `formats`, `adapters`, `loss` and
+`watch`.
 """
 
 from .anchors import Anchors, Matches, match
