@@ -117,7 +117,7 @@ class LooksAhead(torch.optim.Optimizer):
 
     def __init__(self, params: Any, listed: bool) -> None:
         super().__init__(params, {"lr": 0.1})
-        self.inner = torch.optim.Adam(self.param_groups, lr=0.1)
+        self.inner: torch.optim.Optimizer = torch.optim.Adam(self.param_groups, lr=0.1)
         self.param_groups = self.inner.param_groups
         self.slow: dict[Any, Tensor] = {}
         if listed:
