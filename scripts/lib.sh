@@ -3,6 +3,7 @@
 # HEADRACE_PYTHON=3.13 chooses a version of Python, which has an environment of its own in build/python-3.13.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE  # what is installed is compiled when it is first imported: most of it never is
 
 venv=.venv
 pythons=(python3.11 python3.12 python3.13 python3)
@@ -62,7 +63,7 @@ update_venv() {
     say "installing headrace[$extras] into $venv (the first time takes minutes)"
     touch "$venv/.unfinished"
     rm -f "$venv/.stamp"
-    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+    "$venv/bin/python" -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e ".[$extras]"
     tr , '\n' <<<"$extras" >"$venv/.extras"
     stamp "$extras" >"$venv/.stamp"
     rm "$venv/.unfinished"
