@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gzip
 import io
 import os
 import zipfile
@@ -50,6 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         text("ids.jsonl", '{"id": 7, "far": 1e23}', '{"id": 18446744073709551615, "far": 100000000000000000000}')
         Path("end.csv").write_text("\nid,note\r\n7,a\r\n1.5,b\r\n" + 400 * "9" + ",c")
         Path("quote.csv").write_text('x,name\n1,"b"\n2,"a\n3,c\n')
+        Path("quote.csv.gz").write_bytes(gzip.compress(Path("quote.csv").read_bytes()))
         Path("latin.csv").write_bytes("name\nJos\u00e9\n".encode("latin-1"))
         pq.write_table(pa.table({"x": [1, 2, None], "y": [1, 2, 3]}), "null.parquet")
         pq.write_table(pa.table({"when": pa.array([0, 1], pa.timestamp("s")), "n": [1, 2]}), "when.parquet")
@@ -239,7 +241,7 @@ PATHS: list[Case] = [
     (of("ids.csv"), r"ids\.csv: 18446744073709551615 does not fit int64, and would be rounded.* 'uint64'"),
     *[(of(name), r"18446744073709551615 does not fit int64") for name in ("late.csv", "ids.jsonl")],
     (of("end.csv"), r"end\.csv: 9{40} does not fit int64"),
-    (of("quote.csv"), r"quote\.csv, line 3: a quote is opened and never closed"),
+    *[(of(name), rf"{name}, line 3: a quote is opened and never closed") for name in ("quote.csv", "quote.csv.gz")],
     (of("mixed.csv", dtypes={"y": "float32"}), r"mixed\.csv: .*invalid value 'l'.*in column 'y'\. Correct it"),
     *[
         (of(f"null.{kind}"), rf"column 'x' of null\.{kind} has 1 nulls, the first in row 2\. .*fill them")

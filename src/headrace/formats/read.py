@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def read_csv(file: DataFile, select: Select, types: Types) -> Batches:
     if not (names := select(held)):  # whoever only asks for the names waits for no more
         return Batches(lambda: ())
     quotes = text.quotes
-    if quotes is not None and quotes % 2:
+    if quotes % 2:
         _refuse_open_quote(file, text, delimiter)
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=quotes != 0)
     first = _first_rows(head, parse)
@@ -248,14 +249,12 @@ class _Text:
         return pa.CompressedInputStream(plain, "gzip") if self._packed else plain
 
     @property
-    def quotes(self) -> int | None:
-        """How many quotes there are after the first line, within which lines may break; `None` of a packed text."""
-        if self._packed:
-            return None
-        data = np.frombuffer(self._data, np.uint8)
-        data = data[int(np.argmax(data[:HEAD_BYTES] == ord("\n"))) :]
-        parts = (data[k : k + HEAD_BYTES] for k in range(0, len(data), HEAD_BYTES))
-        return sum(int(np.count_nonzero(part == ord('"'))) for part in parts)
+    def quotes(self) -> int:
+        """How many quotes there are after the first line, within which lines may break."""
+        with self() as opened:
+            first = opened.read(HEAD_BYTES)
+            parts = chain([first[first.find(b"\n") + 1 :]], iter(lambda: opened.read(HEAD_BYTES), b""))
+            return sum(int(np.count_nonzero(np.frombuffer(part, np.uint8) == ord('"'))) for part in parts)
 
 
 def _refuse_open_quote(file: DataFile, text: "_Text", delimiter: str) -> None:
