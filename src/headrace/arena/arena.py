@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..errors import ModelError
 from .gradients import all_finite, norm_of
 from .optimizer import SHAPED, OptimizerHooks, by_name, is_elementwise
-from .own_optimizers import kind_of, owners_of
+from .own_optimizers import kind_of, owners_of, parts_of
 from .sharding import local
 from .vectors import (
     Slot,
@@ -330,9 +330,8 @@ class Arena:
 
     def _pop_strangers(self) -> str:
         """Takes away state that somebody has given parameters of vectors, and says whose; nothing if there is none."""
-        states = [each.state for each in {*owners_of(self.optimizer)}]
-        remembered = sum(map(len, states))
-        if remembered == self._remembered:
+        states = [part.state for part in parts_of(self.optimizer)]
+        if (remembered := sum(map(len, states))) == self._remembered:
             return ""
         handles = {segment.handle for segment in self._segments}
         found = [(s, slot) for s in states for slot in self._slots if slot.param in s and slot.param not in handles]
