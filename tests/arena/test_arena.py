@@ -90,6 +90,14 @@ def halves() -> Pair:
     return module, torch.optim.SGD(module[2].parameters(), lr=0.1, momentum=0.9)
 
 
+def marked() -> Pair:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for param in module[0].parameters():
+        optimizer.state[param]["mine"] = torch.zeros(2)
+    return module, optimizer
+
+
 def add_group(step: int, module: Any, optimizer: torch.optim.Optimizer) -> None:
     if step == 1:
         optimizer.add_param_group({"params": list(module[0].parameters()), "lr": 1e-3})
@@ -119,6 +127,7 @@ SCENARIOS: dict[str, tuple[Callable[[], Pair], Callable[..., None], list[str]]] 
     "nothing": (pair, nothing, []),
     "large parameters": (lambda: pair(wide), nothing, ["1.weight"]),
     "a number, and memory that is shared": (lambda: pair(odd), nothing, ["top", "rest", "scale"]),
+    "state of another shape": (marked, nothing, ["0.weight", "0.bias"]),
     "a group that is added": (halves, add_group, []),
     "a step with a closure": (pair, step_with_closure, []),
     "a gradient that is dropped": (pair, drop_a_gradient, []),

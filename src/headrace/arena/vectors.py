@@ -190,10 +190,13 @@ def can_be_packed(param: nn.Parameter, optimizer: Optimizer) -> bool:
     """Whether it can be in a vector, where an update of each of its elements has the bits that it has elsewhere.
 
     In half precision a CPU rounds once where it computes several elements together, and more often at the end of a
-    tensor, where it computes them one by one. Copies in single precision are rounded alike.
+    tensor, where it computes them one by one. Copies in single precision are rounded alike. State that is neither a
+    number nor one for each element belongs to one parameter alone.
     """
+    state = (optimizer.state.get(param) or {}).values()
+    joins = all(each is None or _is_elementwise(each, param) or _is_number(each) for each in state)
     alike = param.device.type != "cpu" or param.dtype.itemsize >= 4 or isinstance(optimizer, MasterWeights)
-    return alike and is_packable(param)
+    return alike and joins and is_packable(param)
 
 
 def extent(param: Tensor) -> int:
@@ -277,6 +280,10 @@ def _kind(slot: Slot, optimizer: Optimizer) -> tuple[Any, ...]:
 
 def _is_elementwise(value: Any, param: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == param.shape
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _copy(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -278,7 +279,7 @@ class Session:
     def begin(self, resumed: Resumed | None) -> None:
         """The training begins, or continues from a state that has been loaded."""
         self.workers.own_parts = self.own_parts
-        with readable():
+        with nullcontext() if resumed is None else readable():
             if self.workers.begin(self.info, self.rates, resumed):
                 self.mark_round()
 
