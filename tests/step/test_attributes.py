@@ -113,7 +113,7 @@ class Slows(torch.optim.Optimizer):
 
 
 class LooksAhead(torch.optim.Optimizer):
-    """Steps another optimizer, and goes back half of the way to slow weights, which it keeps by parameter."""
+    """Steps another optimizer, and goes back half of the way to slow weights, kept by their parameters or the ids."""
 
     def __init__(self, params: Any, listed: bool) -> None:
         super().__init__(params, {"lr": 0.1})
@@ -131,8 +131,22 @@ class LooksAhead(torch.optim.Optimizer):
             for group in each.param_groups:
                 group["lr"] *= 0.9
         for param in [param for group in self.param_groups for param in group["params"]]:
-            slow = self.slow.setdefault(param, param.clone())
+            slow = self.slow.setdefault(id(param) if hasattr(self, "others") else param, param.clone())
             param.copy_(slow.lerp_(param, 0.5))
+
+
+class Wraps(torch.optim.Optimizer):
+    """Steps another optimizer, has its groups, and does not call the `__init__` of its class."""
+
+    def __init__(self, params: Any) -> None:
+        self.inner, self.state = torch.optim.Adam(params, lr=0.1), {}  # type: ignore[assignment]
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
 
 
 KINDS = ["number", "list", "array", "tuple of tensors", "graph", "another name of a buffer", "generators", "nothing"]
@@ -144,6 +158,7 @@ TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     "an optimizer": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, False)),
     "one in another": lambda: trainer(Keeps("nothing"), optimizer=lambda p: LooksAhead(p, False)),
     "one in a list of another": lambda: trainer(Keeps("nothing"), optimizer=lambda p: LooksAhead(p, True)),
+    "the one that another wraps": lambda: trainer(Keeps("nothing"), optimizer=Wraps),
     "the state of one": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, True)),
 }
 

@@ -62,6 +62,12 @@ def twice(params: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
+def without_rate(params: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    del optimizer.param_groups[0]["lr"]
+    return optimizer
+
+
 def sets(data: Any = GOOD, limits: Any = None, **settings: Any) -> Call:
     """Trains the same model by a trainer with these settings."""
 
@@ -206,6 +212,7 @@ SETTINGS: list[Refusal] = [
         lambda t: hr.Trainer(t.model, dict.fromkeys("ab", hr.CrossEntropy()), {k: momentum(t.model) for k in "ab"}),
         *(hr.ModelError, "'a'", "'b'", "same parameter"),
     ),
+    (sets(optimizer=without_rate), hr.ModelError, "a group of SGD has no rate", "group['lr'] = 1.0"),
     (sets(optimizer=twice), hr.ModelError, "SGD", "a parameter twice"),
 ]
 

@@ -48,6 +48,9 @@ class OptimizerHooks:
 
     def __init__(self, optimizer: Optimizer, arena: "Arena", release: Callable[[], None]) -> None:
         self._optimizer, self._arena, self._is_restored = optimizer, arena, False
+        for part in parts_of(optimizer):
+            if not hasattr(part, "_optimizer_state_dict_pre_hooks"):  # its class does not call that of torch
+                Optimizer.__setstate__(part, {"defaults": getattr(part, "defaults", {})})
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
         self._prepare = _preparing(optimizer, arena)
         members = optimizer.members if isinstance(optimizer, Joint) else []

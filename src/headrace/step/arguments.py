@@ -265,6 +265,8 @@ def check_optimizers(
                 "LBFGS asks for the loss again within a step, by a closure, and headrace makes one pass a step. "
                 "Override train_step, call optimizer.step(closure) there, and pass arena=False."
             )
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise ModelError(f"a group of {kind_of(optimizer)} has no rate. Give it one before: group['lr'] = 1.0.")
         params = [p for group in optimizer.param_groups for p in group["params"]]
         strange = sum(id(p) not in known for p in params)
         if strange:

@@ -110,33 +110,35 @@ class Attributes:
                 if part not in parts:
                     yield f"loss {number} {name}", vars(part), all_known
                     yield from ((f"loss {number} {name} {of}", vars(part)[of], known) for of in _OF_PARTS)
+        all_known |= {id(param) for optimizer in self._optimizers for param in _params_of(optimizer)}
         for number, optimizer in enumerate(self._optimizers):
             for name, kept in _kept_by(optimizer):
                 yield f"optimizer {number}{name}", kept, all_known
 
 
 class Renamed(MutableMapping[str, Any]):
-    """Some values of a dict, under names of their own."""
+    """Values of a dict under names of their own: `keys` are its keys by these, parameters or whole numbers."""
 
     def __init__(self, kept: MutableMapping[Any, Any], keys: Mapping[str, Any]) -> None:
+        known = {(isinstance(key, Tensor), hash(key)) for key in kept}  # to compare a tensor would be an operation
         self._kept, self._keys = kept, keys
+        self._found = {name: key for name, key in keys.items() if (isinstance(key, Tensor), hash(key)) in known}
 
     def __getitem__(self, name: str) -> Any:
-        if self._keys[name] not in self._kept:  # a defaultdict would make it
-            raise KeyError(name)
-        return self._kept[self._keys[name]]
+        return self._kept[self._found[name]]
 
     def __setitem__(self, name: str, value: Any) -> None:
+        self._found[name] = self._keys[name]
         self._kept[self._keys[name]] = value
 
     def __delitem__(self, name: str) -> None:
-        del self._kept[self._keys[name]]
+        del self._kept[self._found.pop(name)]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, key in self._keys.items() if key in self._kept)
+        return iter(self._found)
 
     def __len__(self) -> int:
-        return len([*self])
+        return len(self._found)
 
 
 def inner_of(optimizer: Optimizer) -> dict[str, Optimizer]:
@@ -144,24 +146,28 @@ def inner_of(optimizer: Optimizer) -> dict[str, Optimizer]:
     places, found = [("", optimizer)], dict[str, Optimizer]()
     for place, each in places:
         for name, value in vars(each).items():
-            items = (
-                value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else [value])
-            )
-            for key, inner in items:
+            held = value if isinstance(value, dict) else dict(enumerate(value if isinstance(value, list) else [value]))
+            for key, inner in held.items():
                 if isinstance(inner, Optimizer) and inner not in (optimizer, *found.values()):
                     found[f"{place} {name} {key}"] = inner
                     places.append((f"{place} {name} {key}", inner))
     return found
 
 
+def _params_of(optimizer: Optimizer) -> list[Any]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def _kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any]]]:
     """The dicts of an optimizer of one's own that are not its state by parameters, by name."""
     for place, each in {"": optimizer, **inner_of(optimizer)}.items():
-        params = {str(n): p for n, p in enumerate(p for group in each.param_groups for p in group["params"])}
+        params = {str(number): param for number, param in enumerate(_params_of(each))}
         yield place, vars(each)
         yield f"{place} state", each.state
-        kept = [(name, value) for name, value in vars(each).items() if isinstance(value, dict)]
-        yield from ((f"{place} {name} by parameter", Renamed(value, params)) for name, value in kept if name != "state")
+        for name, value in [*vars(each).items()]:
+            if isinstance(value, dict) and name != "state":
+                yield f"{place} {name} by parameter", Renamed(value, params)
+                yield f"{place} {name} by id", Renamed(value, {number: id(param) for number, param in params.items()})
         if each is not optimizer and each.state is not optimizer.state:
             yield f"{place} parameters", params
             yield f"{place} by parameter", Renamed(each.state, params)
@@ -199,11 +205,11 @@ def _is_left_out(name: Any, attributes: Mapping[Any, Any]) -> bool:
 def _mark(value: Any, known: Container[int], depth: int = 0) -> Any:
     """Something that differs once a value has changed; nothing for a value that is not looked at.
 
-    `known`: the memory of tensors that are saved otherwise.
+    `known`: the memory of tensors that are saved otherwise, and the ids of parameters, which another process has not.
     """
     kind = type(value)
     if kind is int:
-        return (kind, value) if value.bit_length() <= INTEGER_BITS else ()
+        return (kind, value) if value.bit_length() <= INTEGER_BITS and value not in known else ()
     if kind in _PLAIN:
         return kind, repr(value)
     if isinstance(value, Tensor):
