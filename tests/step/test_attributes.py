@@ -149,6 +149,62 @@ class Wraps(torch.optim.Optimizer):
         self.inner.step()
 
 
+class StepsCopies(torch.optim.Optimizer):
+    """Has copies of the parameters stepped by another optimizer, and gives parameters what these are, rounded.
+
+    It keeps more in dicts: by parameter within a list, by copy, and by what `id` gives of a parameter.
+    """
+
+    def __init__(self, params: Any, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.params = [param for group in self.param_groups for param in group["params"]]
+        self.copies = [make(param.detach().clone()) for param in self.params]
+        self.inner = {"both": (torch.optim.Adam(self.copies[:1]), torch.optim.Adam(self.copies[1:]))}
+        self.slow = [{param: param.detach().clone() for param in self.params}]
+        self.sums: dict[Any, Tensor] = {copy: torch.zeros_like(copy) for copy in self.copies}
+        self.counts = dict[int, int]()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pairs = [pair for pair in zip(self.copies, self.params, strict=True) if pair[1].grad is not None]
+        for copy, param in pairs:
+            self.counts[id(param)] = self.counts.get(id(param), 0) + 1
+            copy.grad = self.sums[copy].add_(param.grad).clone() / self.counts[id(param)]
+        for each in self.inner["both"]:
+            each.step()
+        for copy, param in pairs:
+            param.copy_(self.slow[0][param].lerp_(copy, 0.5).round(decimals=3))
+
+
+class KeepsByVector(torch.optim.Optimizer):
+    """Gets a vector in place of parameters, and keeps something by it outside of its state."""
+
+    elementwise = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.last = dict[Tensor, Tensor]()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for param in [param for group in self.param_groups for param in group["params"] if param.grad is not None]:
+            param.sub_(self.last.get(param, param.grad), alpha=0.1)
+            self.last[param] = param.grad.clone()
+
+
+class MakesLate(LooksAhead):
+    """Makes the other optimizer in its first step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, False)
+        del self.inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if "inner" not in vars(self):
+            self.inner = torch.optim.Adam(self.param_groups, lr=0.1)
+        super().step()
+
+
 KINDS = ["number", "list", "array", "tuple of tensors", "graph", "another name of a buffer", "generators", "nothing"]
 TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     **{kind: lambda kind=kind: trainer(Keeps(kind)) for kind in KINDS},  # type: ignore[misc]
@@ -159,6 +215,11 @@ TRAININGS: dict[str, Callable[[], hr.Trainer]] = {
     "one in another": lambda: trainer(Keeps("nothing"), optimizer=lambda p: LooksAhead(p, False)),
     "one in a list of another": lambda: trainer(Keeps("nothing"), optimizer=lambda p: LooksAhead(p, True)),
     "the one that another wraps": lambda: trainer(Keeps("nothing"), optimizer=Wraps),
+    "copies": lambda: trainer(Keeps("nothing"), optimizer=lambda p: StepsCopies(p, Tensor.clone)),
+    "copies that are parameters": lambda: trainer(Keeps("nothing"), optimizer=lambda p: StepsCopies(p, nn.Parameter)),
+    "copies that are leaves": lambda: trainer(
+        Keeps("nothing"), optimizer=lambda p: StepsCopies(p, Tensor.requires_grad_)
+    ),
     "the state of one": lambda: trainer(Keeps("nothing"), optimizer=lambda p: Slows(p, True)),
 }
 
@@ -179,6 +240,14 @@ def test_a_training_that_forgets_it_would_be_noticed(
     drive(TRAININGS[name](), run=tmp_path / "parts", until=3)
     drive(parts := TRAININGS[name](), run=tmp_path / "parts")
     assert same(whole, parts) == (name == "another name of a buffer")
+
+
+def test_what_an_optimizer_keeps_and_a_resumed_run_misses_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"KeepsByVector keeps .* not exactly.*elementwise"):
+        drive(trainer(Keeps("nothing"), optimizer=KeepsByVector), run=tmp_path / "vector", until=3)
+    drive(trainer(Keeps("nothing"), optimizer=MakesLate), run=tmp_path / "late", until=3)
+    with pytest.warns(UserWarning, match=r"not exactly: the optimizer has not made .*'inner by parameter'.* yet"):
+        drive(trainer(Keeps("nothing"), optimizer=MakesLate), run=tmp_path / "late")
 
 
 def test_an_attribute_that_a_callback_has_set_goes_on_in_a_run_that_is_left_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ center, or hold a teacher that follows the model.
 
 import hashlib
 import random
+import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..store.codec import INTEGER_BITS, is_stored
 _PLAIN = (bool, int, float, str, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))
 _OF_OBJECTIVES = frozenset({"call", "loss", "_bound"})
+_OF_OPTIMIZERS = frozenset({"state", "param_groups"})
 _OF_PARTS = ("_parameters", "_buffers")
 _ARRAYS = {np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)} | {
     np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64")
@@ -41,9 +43,9 @@ class Attributes:
     """Finds what has changed since it was made, or was loaded, and puts that into the same objects of another process.
 
     Values are numbers, strings, tensors, arrays, random generators, and lists, tuples and dicts of numbers, strings,
-    tensors and arrays; of a tensor that a pass has made, its numbers without the graph. An optimizer may also keep a
-    dict by its parameters, and another optimizer. Leaves that require a gradient are left out, and what shares memory
-    with a parameter or a buffer; so is whatever a checkpoint cannot hold.
+    tensors and arrays; of a tensor that a pass has made, its numbers without the graph. An optimizer may also keep
+    dicts by its parameters, and other optimizers, with parameters of their own. Other leaves that require a gradient
+    are left out, and what shares memory with a parameter or a buffer; so is whatever a checkpoint cannot hold.
     """
 
     def __init__(
@@ -56,12 +58,22 @@ class Attributes:
         self._modules, self._objectives, self._device = modules, list(objectives), device
         parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
         self._optimizers = [part for part in parts if not type(part).__module__.startswith(("torch.", "headrace."))]
+        self._inner = [{place: _params_of(each) for place, each in inner_of(o).items()} for o in self._optimizers]
         self._first = {place: (value, mark) for place, value, mark in self._each()}
         self._loaded: set[Place] = set()
+        self._has_warned = False
 
     def state_dict(self) -> State:
         """What has changed; whether a value is the same object as at first goes with it."""
         found: State = {}
+        if not self._has_warned and (strange := [type(o).__name__ for o in self._optimizers if _is_strange(o)]):
+            self._has_warned = True
+            warnings.warn(
+                f"{strange[0]} keeps something by tensors that are not its parameters, which is not saved: the run can "
+                "be resumed, but not exactly. With elementwise = True, an optimizer gets a vector in place of several "
+                "parameters. Keep in self.state[parameter] what it remembers, or remove elementwise.",
+                stacklevel=2,
+            )
         for place, value, mark in self._each():
             first, before = self._first.get(place, (None, ()))
             if mark != before or place in self._loaded:
@@ -72,13 +84,22 @@ class Attributes:
 
     def load_state_dict(self, state: State) -> None:
         """Goes back to a state."""
+        missing = dict.fromkeys(owner for owner in state if owner.startswith("optimizer ") and self._optimizers)
         for owner, attributes, known in self._owners():
+            missing.pop(owner, None)
             for name, saved in state.get(owner, {}).items():
                 now = attributes.get(name)
                 is_saved_otherwise = isinstance(now, Tensor | list | tuple | dict) and not _mark(now, known)
                 if not _is_left_out(name, attributes) and not is_saved_otherwise:
                     attributes[name] = _restored(self._moved_away(saved["value"], saved["away"]), now, saved["same"])
                     self._loaded.add((owner, name))
+        if missing:
+            names = ", ".join(repr(owner.split(" ", 2)[-1]) for owner in missing)
+            warnings.warn(
+                f"The run goes on, but not exactly: the optimizer has not made {names} yet, and what was saved of it "
+                "is lost. Make it together with the optimizer.",
+                stacklevel=2,
+            )
 
     def _moved_away(self, value: Any, away: Sequence[bool]) -> Any:
         """A value whose tensors are on the device where they were there when it was saved."""
@@ -112,8 +133,12 @@ class Attributes:
                     yield from ((f"loss {number} {name} {of}", vars(part)[of], known) for of in _OF_PARTS)
         all_known |= {id(param) for optimizer in self._optimizers for param in _params_of(optimizer)}
         for number, optimizer in enumerate(self._optimizers):
-            for name, kept in _kept_by(optimizer):
-                yield f"optimizer {number}{name}", kept, all_known
+            inner = self._inner[number]
+            for place, params in inner.items():
+                yield f"optimizer {number}{place} parameters", InPlace(params), all_known
+            copies = {_memory(param) for params in inner.values() for param in params if param.layout == torch.strided}
+            for name, kept, is_state in _kept_by(optimizer):
+                yield f"optimizer {number}{name}", kept, all_known if is_state else all_known | copies
 
 
 class Renamed(MutableMapping[str, Any]):
@@ -128,8 +153,8 @@ class Renamed(MutableMapping[str, Any]):
         return self._kept[self._found[name]]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._found[name] = self._keys[name]
-        self._kept[self._keys[name]] = value
+        self._found[name] = self._keys.get(name, name)
+        self._kept[self._found[name]] = value
 
     def __delitem__(self, name: str) -> None:
         del self._kept[self._found.pop(name)]
@@ -141,38 +166,77 @@ class Renamed(MutableMapping[str, Any]):
         return len(self._found)
 
 
+class InPlace(dict[str, Tensor]):
+    """Tensors by name, without their graph. A value that is set is written into the tensor that is there."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__((str(number), tensor.detach()) for number, tensor in enumerate(tensors))
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        if name in self and self[name].shape == value.shape:
+            self[name].copy_(value)
+
+
 def inner_of(optimizer: Optimizer) -> dict[str, Optimizer]:
     """The optimizers that one of one's own holds, and these in turn, by their places in it."""
     places, found = [("", optimizer)], dict[str, Optimizer]()
     for place, each in places:
-        for name, value in vars(each).items():
-            held = value if isinstance(value, dict) else dict(enumerate(value if isinstance(value, list) else [value]))
-            for key, inner in held.items():
-                if isinstance(inner, Optimizer) and inner not in (optimizer, *found.values()):
-                    found[f"{place} {name} {key}"] = inner
-                    places.append((f"{place} {name} {key}", inner))
+        for name, inner in _within(each):
+            if isinstance(inner, Optimizer) and inner not in (optimizer, *found.values()):
+                found[place + name] = inner
+                places.append((place + name, inner))
     return found
 
 
-def _params_of(optimizer: Optimizer) -> list[Any]:
+def _within(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+    """The attributes of an optimizer, and what their lists, tuples and dicts hold, by place."""
+    found = [(f" {name}", value) for name, value in vars(optimizer).items() if name not in _OF_OPTIMIZERS]
+    for place, value in found:
+        if isinstance(value, list | tuple | dict) and len(value) <= MOST_ITEMS and place.count(" ") <= DEEPEST:
+            keys = value if isinstance(value, dict) else range(len(value))
+            names = (key if isinstance(key, str) else number for number, key in enumerate(keys))
+            held = value.values() if isinstance(value, dict) else value
+            found += [(f"{place} {name}", each) for name, each in zip(names, held, strict=True)]
+    yield from found
+
+
+def _params_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any]]]:
-    """The dicts of an optimizer of one's own that are not its state by parameters, by name."""
+def _named_params(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The parameters of an optimizer and of those that it holds, by name."""
+    every = {"": optimizer, **inner_of(optimizer)}.items()
+    found = {param: f"{place} {number}" for place, o in reversed(every) for number, param in enumerate(_params_of(o))}
+    return {name: param for param, name in found.items()}
+
+
+def _is_strange(optimizer: Optimizer) -> bool:
+    """Whether an optimizer of one's own keeps something by other tensors than parameters, as by a vector of several."""
+    params, inner = {*_named_params(optimizer).values()}, inner_of(optimizer).values()
+    values = [value for each in (optimizer, *inner) for _, value in _within(each)] + [each.state for each in inner]
+    dicts = [value for value in values if isinstance(value, dict) and value is not optimizer.state]
+    return any(isinstance(key, Tensor) and key not in params for each in dicts for key in each)
+
+
+def _kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any], bool]]:
+    """The dicts of an optimizer of one's own that are not its state by parameters, by name; whether they are state."""
+    params = _named_params(optimizer)
     for place, each in {"": optimizer, **inner_of(optimizer)}.items():
-        params = {str(number): param for number, param in enumerate(_params_of(each))}
-        yield place, vars(each)
-        yield f"{place} state", each.state
-        for name, value in [*vars(each).items()]:
-            if isinstance(value, dict) and name != "state":
-                yield f"{place} {name} by parameter", Renamed(value, params)
-                yield f"{place} {name} by id", Renamed(value, {number: id(param) for number, param in params.items()})
+        yield place, Renamed(vars(each), {key: key for key in vars(each) if key not in _OF_OPTIMIZERS}), False
+        yield f"{place} state", each.state, True
+        for name, value in _within(each):
+            if isinstance(value, dict):
+                yield f"{place}{name} by parameter", Renamed(value, params), False
+                yield f"{place}{name} by id", Renamed(value, {key: id(param) for key, param in params.items()}), False
         if each is not optimizer and each.state is not optimizer.state:
-            yield f"{place} parameters", params
-            yield f"{place} by parameter", Renamed(each.state, params)
+            yield f"{place} by parameter", Renamed(each.state, params), True
             for number, group in enumerate(each.param_groups):
-                yield f"{place} group {number}", Renamed(group, {name: name for name in group if name != "params"})
+                yield (
+                    f"{place} group {number}",
+                    Renamed(group, {name: name for name in group if name != "params"}),
+                    True,
+                )
 
 
 def _memories(modules: Iterable[nn.Module]) -> set[int]:
