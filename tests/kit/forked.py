@@ -210,6 +210,12 @@ def wait_for_server() -> None:
     assert server().recv(_MESSAGE), "the server of processes has ended"
 
 
+def prepare(*modules: str) -> None:
+    """Has the server import modules, so that no process that is started from now on takes the time for it."""
+    wait_for_server()
+    server().send(json.dumps({"imports": modules}).encode())
+
+
 def _empty(group: int) -> None:
     """Returns once all processes of a group have ended."""
     end = time.monotonic() + GONE_S
@@ -307,6 +313,9 @@ def serve() -> None:
                 one.kill()
             return
         job = json.loads(message)
+        if "imports" in job:
+            _import(job["imports"])
+            continue
         lines, orders, status, output = descriptors
         child = os.fork()
         if not child:
@@ -359,6 +368,13 @@ def _reap(watched: dict[int, _Watched]) -> None:
                 one.ended(os.waitstatus_to_exitcode(found[1]))
 
 
+def _import(modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
 def _warm_up() -> None:
     """Imports what processes need, by a training, and has the garbage collector ignore it from then on."""
     import pytest  # noqa: F401
@@ -366,7 +382,7 @@ def _warm_up() -> None:
 
     from headrace import app
     from headrace.engines import processes  # noqa: F401
-    from kit import trainees
+    from kit import torch_workers, trainees  # noqa: F401
 
     for module in pkgutil.walk_packages(app.__path__, "headrace.app."):  # what commands import one by one
         importlib.import_module(module.name)

@@ -15,7 +15,7 @@ from kit import forked
 from kit.torch_workers import PATIENCE_S, fork_workers
 
 WORDS, WIDTH, LENGTH, CLASSES = 11, 8, 5, 3
-ROWS, BATCH = 103, 16  # the last batch of an epoch has 7 rows
+ROWS, BATCH = 39, 16  # the last of three batches of an epoch has 7 rows
 State = dict[str, Tensor]
 
 
