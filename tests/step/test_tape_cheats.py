@@ -124,8 +124,10 @@ def by_torch(name: str) -> list[Tensor]:
     return trained(ALL[name], False)[0]
 
 
-def check(make: Any, ways: Sequence[str] = ("steps", "fit"), expected: list[Tensor] | None = None) -> None:
-    """Fails unless a training is the same with a tape as without, or an error where a tape is required."""
+def check(
+    make: Any, ways: Sequence[str] = ("steps", "fit"), expected: list[Tensor] | None = None, *, insists: bool = True
+) -> None:
+    """Fails unless a training is the same with a tape as without, or an error where a tape is required (`insists`)."""
     expected = trained(make, False)[0] if expected is None else expected
     for way in ways:
         try:
@@ -134,6 +136,8 @@ def check(make: Any, ways: Sequence[str] = ("steps", "fit"), expected: list[Tens
             pytest.fail(f"{way}, tape='auto': {error}")
         if not same(expected, found):
             pytest.fail(f"{way}, tape='auto': {note}")
+    if not insists:
+        return
     with suppress(hr.ModelError):
         insisted, note = trained(make, True, by_fit=True)
         if not same(expected, insisted):
@@ -144,9 +148,11 @@ def check(make: Any, ways: Sequence[str] = ("steps", "fit"), expected: list[Tens
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # of Python 3.13
 @pytest.mark.parametrize("name", ALL)
 def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -> None:
-    """Some are driven by steps and the others by fit; nightly, all by both."""
-    way = "fit" if name in READS or list(ALL).index(name) % 2 else "steps"
-    check(ALL[name], (way, *nightly("steps", "fit")), by_torch(name))
+    """Some are driven by steps, the others by fit, and half of them again with a tape required; nightly, all by all."""
+    place = list(ALL).index(name)
+    way = "fit" if name in READS or place % 2 else "steps"
+    insists = place % 4 < 2 or bool(nightly(name))
+    check(ALL[name], (way, *nightly("steps", "fit")), by_torch(name), insists=insists)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -
     ),
 )
 def test_what_an_update_calls_may_change_the_updates_after_it(way: str, name: str) -> None:
-    check(lambda: called_by(way, ALL[name]))
+    check(lambda: called_by(way, ALL[name]), insists=list(CHANGED).index(name) % 2 == 0 or bool(nightly(name)))
 
 
 def by_hand(make: Callable[[], Cheat]) -> list[Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kit import small
+from kit.sampled import nightly
 from kit.small import data, difference, same, state
 from torch import nn
 
@@ -105,13 +106,15 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # of the traine
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_bits_and_reports_are_those_of_a_loop_of_steps(way: str, counted: Counted) -> None:
+    """Of one without a tape; and half of them, nightly all, of one with it, too."""
     trainer_options, options, least = WAYS[way]
     torchs = trained(make(**{**trainer_options, "tape": False}), driven=True, **options)
-    expected = trained(make(**trainer_options), driven=True, **options)
-    assert not (where := difference(expected, torchs)), where
-    assert counted.made == 0, "whoever drives the loop sees every step"
+    if list(WAYS).index(way) % 2 == 0 or nightly(way):
+        replayed = trained(make(**trainer_options), driven=True, **options)
+        assert not (where := difference(replayed, torchs)), where
+        assert counted.made == 0, "whoever drives the loop sees every step"
     found = trained(make(**trainer_options), driven=False, **options)
-    assert not (where := difference(found, expected)), where
+    assert not (where := difference(found, torchs)), where
     assert counted.made >= least if least else counted.made == 0
 
 
