@@ -128,6 +128,9 @@ def test_a_whole_number_of_a_text_that_is_no_int64_is_read_as_what_is_said_and_o
         found = open_table(name, dtypes={"id": "uint64"}).rows(0, 2)
         assert found["id"].tolist() == [7, 2**64 - 1]
         assert found["far"].tolist() == [1e23, 1e20]
+    text("lists.jsonl", '{"id": [7]}', '{"id": [1, 18446744073709551615]}')
+    found = open_table("lists.jsonl", dtypes={"id": "uint64"}).rows(0, 2)
+    assert [row.tolist() for row in found["id"]] == [[7], [1, 2**64 - 1]]
 
 
 def test_sequences_and_sparse_rows_are_cast_as_well() -> None:

@@ -48,6 +48,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         text("age.csv", "age,age_null", "1,2", ",2")
         text("ids.csv", "id,far", "7,1e23", "18446744073709551615,100000000000000000000")
         Path("late.csv").write_text("id,x\n" + 300_000 * "7,1\n" + "18446744073709551615,1\n")
+        text("lists.jsonl", '{"id": [0.5, 7]}', '{"id": [1, 18446744073709551615]}')
+        text("escaped.jsonl", '{"\\u00efd": 7}', '{"\\u00efd": 18446744073709551615}')
         text("ids.jsonl", '{"id": 7, "far": 1e23}', '{"id": 18446744073709551615, "far": 100000000000000000000}')
         Path("end.csv").write_text("\nid,note\r\n7,a\r\n1.5,b\r\n" + 400 * "9" + ",c")
         Path("quote.csv").write_text('x,name\n1,"b"\n2,"a\n3,c\n')
@@ -239,7 +241,10 @@ PATHS: list[Case] = [
     (of("when.csv", columns={"x": "Sepal.When"}), r"column 'Sepal\.When' of when\.csv holds date32.*leave it out"),
     (of("latin.csv"), r"UTF-8"),
     (of("ids.csv"), r"ids\.csv: 18446744073709551615 does not fit int64, and would be rounded.* 'uint64'"),
-    *[(of(name), r"18446744073709551615 does not fit int64") for name in ("late.csv", "ids.jsonl")],
+    *[
+        (of(name), r"18446744073709551615 does not fit int64")
+        for name in ("late.csv", "ids.jsonl", "lists.jsonl", "escaped.jsonl")
+    ],
     (of("end.csv"), r"end\.csv: 9{40} does not fit int64"),
     *[(of(name), rf"{name}, line 3: a quote is opened and never closed") for name in ("quote.csv", "quote.csv.gz")],
     (of("mixed.csv", dtypes={"y": "float32"}), r"mixed\.csv: .*invalid value 'l'.*in column 'y'\. Correct it"),

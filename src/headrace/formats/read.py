@@ -208,18 +208,17 @@ def read_json_lines(file: DataFile, select: Select, types: Types) -> Batches:
     """A file with a JSON object in each line, whose keys are the columns."""
     text, read = _Text(file), json.ReadOptions(block_size=TEXT_BLOCK_BYTES)
     with text() as opened, json.open_json(opened, read) as batches:
-        names = select(batches.schema.names)
+        names, schema = select(batches.schema.names), batches.schema
     exact = [(name, kind) for name, kind in types.items() if name in names and kind in ("string", "uint64")]
-    parse = json.ParseOptions(explicit_schema=pa.schema([(name, pa.type_for_alias(kind)) for name, kind in exact]))
+    exact = [(name, _within(schema.field(name).type, pa.type_for_alias(kind))) for name, kind in exact]
+    parse = json.ParseOptions(explicit_schema=pa.schema(exact))
     inferred = set(names) - types.keys()
 
     def written(some: Sequence[str]) -> Iterator[str]:
-        keys = b"|".join(re.escape(plain_json.dumps(name, ensure_ascii=False).encode()) for name in some)
         with text() as opened:
-            yield from (
-                found[1].decode()
-                for found in re.finditer(b"(?:%b)\\s*:(%b)[,}]" % (keys, _LONG.encode()), opened.read())
-            )
+            for key, value in re.findall(_MEMBER, opened.read()):
+                if plain_json.loads(key, strict=False) in some:  # Python escapes what is not ASCII
+                    yield from re.findall(f"(?<![0-9.eE+-]){_LONG}(?=[],}}])", value.decode())
 
     def load() -> Any:
         with reading(file), text() as opened:
@@ -234,6 +233,11 @@ def read_json_lines(file: DataFile, select: Select, types: Types) -> Batches:
                 yield batch.select(names)
 
     return Batches(make, 2.0 * text.size, load=load)
+
+
+def _within(kind: Any, item: Any) -> Any:
+    """An Arrow type of items, in lists as those of another type are."""
+    return pa.list_(_within(kind.value_type, item)) if pt.is_list(kind) else item
 
 
 class _Text:
@@ -283,6 +287,7 @@ def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
 
 
 _LONG = r"\s*[+-]?[0-9]{19,}\s*"
+_MEMBER = rb'("(?:[^"\\\n]|\\.)*")\s*:(\s*\[[^]"{]*\]|\s*[+-]?[0-9]{19,}\s*[,}])'
 
 
 def _refuse_rounded(file: DataFile, rows: Any, inferred: set[str], written: Callable[..., Iterator[str]]) -> None:
@@ -291,7 +296,9 @@ def _refuse_rounded(file: DataFile, rows: Any, inferred: set[str], written: Call
     `inferred`: the columns whose types Arrow tells; those that have been looked at leave it. `written` reads the long
     whole numbers of columns as they stand in the file.
     """
-    fractions = {name: rows.column(name) for name in inferred if pt.is_float64(rows.column(name).type)}
+    columns = {name: rows.column(name) for name in inferred}
+    columns = {name: pc.list_flatten(each) if pt.is_list(each.type) else each for name, each in columns.items()}
+    fractions = {name: column for name, column in columns.items() if pt.is_float64(column.type)}
     large = [name for name, column in fractions.items() if pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py()]
     inferred.difference_update(large)
     for text in written(large) if large else ():
