@@ -377,7 +377,9 @@ def _import(modules: Sequence[str]) -> None:
 
 def _warm_up() -> None:
     """Imports what processes need, by a training, and has the garbage collector ignore it from then on."""
+    import jinja2  # noqa: F401
     import pytest  # noqa: F401
+    from matplotlib.backends import backend_agg  # noqa: F401
     from tensorboard.compat.proto import event_pb2  # noqa: F401
 
     from headrace import app
