@@ -381,6 +381,7 @@ def _warm_up() -> None:
     import pytest  # noqa: F401
     from matplotlib.backends import backend_agg  # noqa: F401
     from tensorboard.compat.proto import event_pb2  # noqa: F401
+    from torch._dynamo.utils import dump_compile_times
 
     from headrace import app
     from headrace.engines import processes  # noqa: F401
@@ -392,6 +393,7 @@ def _warm_up() -> None:
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
     gc.collect()
     gc.freeze()
+    atexit.unregister(dump_compile_times)  # which nobody reads
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # taking down what torch has set up would be half the time of a process
 
