@@ -199,6 +199,7 @@ def tunes_an_adapter() -> None:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0  # workers draw numbers of their own
         lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_dropout=0.0, target_modules=["query", "value"])
         model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+        model.one = nn.Parameter(torch.ones(1), requires_grad=False)  # of which a worker has nothing
         loss = hr.CrossEntropy(output="logits", target="labels")
         trainer = hr.Trainer(model, loss, adam, batch_size=BATCH, strategy=strategy)
         with tempfile.TemporaryDirectory() as folder:
@@ -289,8 +290,25 @@ def test_copies_of_a_sharded_model_write_one_checkpoint(tmp_path: Path) -> None:
     in_workers(goes_on_with_one_copy, tmp_path, str(tmp_path / "run"))
 
 
+class Holds(torch.optim.Optimizer):
+    """Holds another optimizer, whose state is saved of complete models only."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.inner = torch.optim.SGD(self.param_groups, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def says_what_is_lost() -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.warns(UserWarning, match="Of a sharded model only"):
+        run = here().all_gather(folder)[0]
+        make("layers", optimizer=Holds).fit(data("layers"), epochs=1, progress=False, run=run)
+
+
 def do_the_same() -> None:
-    for what in (meets_bad_rows, has_few_rows, refuses, begins_without_values, computes_otherwise):
+    for what in (meets_bad_rows, has_few_rows, refuses, begins_without_values, computes_otherwise, says_what_is_lost):
         what()
 
 

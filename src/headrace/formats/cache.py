@@ -20,7 +20,7 @@ from .lazy import pa
 from .paths import DataFile, digests, hash_of_bytes, hash_of_samples
 from .write import Blocks, joined, replacing, write_blocks
 
-VERSION = 1
+VERSION = 2
 BLOCK_BYTES = 2**26  # of a record batch: fewer of them are gathered faster
 HASHED_BYTES = 2**24  # all bytes of a cached file are compared up to this size, and samples of a larger one
 ENDING = ".arrow"

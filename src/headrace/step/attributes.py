@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..arena.own_optimizers import parts_of
-from ..arena.sharding import local
+from ..arena.sharding import is_sharded, local
 from ..arena.vectors import plain_name
 from ..errors import CheckpointError
 from ..loss.objective import Objective, Supervised, losses_of
@@ -66,14 +66,14 @@ class Attributes:
     def state_dict(self) -> State:
         """What has changed; whether a value is the same object as at first goes with it."""
         found: State = {}
-        if not self._has_warned and (strange := [type(o).__name__ for o in self._optimizers if _is_strange(o)]):
-            self._has_warned = True
-            warnings.warn(
-                f"{strange[0]} keeps something by tensors that are not its parameters, which is not saved: the run can "
-                "be resumed, but not exactly. With elementwise = True, an optimizer gets a vector in place of several "
-                "parameters. Keep in self.state[parameter] what it remembers, or remove elementwise.",
-                stacklevel=2,
-            )
+        for optimizer in () if self._has_warned else self._optimizers:
+            if why := _why_lost(optimizer):
+                self._has_warned = True
+                warnings.warn(
+                    f"{type(optimizer).__name__} keeps something beside its state, which is not saved: the run can be "
+                    f"resumed, but not exactly. {why}",
+                    stacklevel=2,
+                )
         for place, value, mark in self._each():
             first, before = self._first.get(place, (None, ()))
             if mark != before or place in self._loaded:
@@ -211,12 +211,20 @@ def _named_params(optimizer: Optimizer) -> dict[str, Tensor]:
     return {name: param for param, name in found.items()}
 
 
-def _is_strange(optimizer: Optimizer) -> bool:
-    """Whether an optimizer of one's own keeps something by other tensors than parameters, as by a vector of several."""
+def _why_lost(optimizer: Optimizer) -> str:
+    """Why something that an optimizer of one's own keeps is not saved, and what to do; nothing if all of it is."""
     params, inner = {*_named_params(optimizer).values()}, inner_of(optimizer).values()
     values = [value for each in (optimizer, *inner) for _, value in _within(each)] + [each.state for each in inner]
     dicts = [value for value in values if isinstance(value, dict) and value is not optimizer.state]
-    return any(isinstance(key, Tensor) and key not in params for each in dicts for key in each)
+    keys = [key for each in dicts for key in each if isinstance(key, Tensor)]
+    if any(key not in params for key in keys):
+        return (
+            "With elementwise = True, an optimizer gets a vector in place of several parameters. Keep in "
+            "self.state[parameter] what it remembers, or remove elementwise."
+        )
+    if (keys or inner) and any(map(is_sharded, params)):
+        return "Of a sharded model only what is in self.state[parameter] is saved: keep there what it remembers."
+    return ""
 
 
 def _kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any], bool]]:
