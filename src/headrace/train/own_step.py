@@ -21,7 +21,7 @@ from ..errors import DataError
 from ..loss.outcome import Outcome, as_outcome
 from ..step import check
 from ..step.arguments import batch_for, deterministic_mode
-from ..step.attributes import inner_of
+from ..step.holdings import inner_of
 from ..step.settings import mode
 
 if TYPE_CHECKING:
