@@ -190,13 +190,10 @@ def can_be_packed(param: nn.Parameter, optimizer: Optimizer) -> bool:
     """Whether it can be in a vector, where an update of each of its elements has the bits that it has elsewhere.
 
     In half precision a CPU rounds once where it computes several elements together, and more often at the end of a
-    tensor, where it computes them one by one. Copies in single precision are rounded alike. State that is neither a
-    number nor one for each element belongs to one parameter alone.
+    tensor, where it computes them one by one. Copies in single precision are rounded alike.
     """
-    state = (optimizer.state.get(param) or {}).values()
-    joins = all(each is None or _is_elementwise(each, param) or _is_number(each) for each in state)
     alike = param.device.type != "cpu" or param.dtype.itemsize >= 4 or isinstance(optimizer, MasterWeights)
-    return alike and joins and is_packable(param)
+    return alike and is_packable(param)
 
 
 def extent(param: Tensor) -> int:
@@ -272,7 +269,7 @@ def _kind(slot: Slot, optimizer: Optimizer) -> tuple[Any, ...]:
     """The kind of optimizer state that a parameter has, counters included: neighbours of one kind form a segment."""
     state = optimizer.state.get(slot.param) or {}
     return tuple(
-        (key, value.dtype if _is_elementwise(value, slot.param) else float(value))
+        (key, value.dtype if _is_elementwise(value, slot.param) else _content(value))
         for key, value in sorted(state.items())
         if value is not None
     )
@@ -282,8 +279,11 @@ def _is_elementwise(value: Any, param: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == param.shape
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+def _content(value: Any) -> Any:
+    """What tells a value from others: its numbers, or that it is this object."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return value.dtype, value.shape, tuple(value.flatten().tolist())
+    return float(value) if isinstance(value, Tensor | int | float) else id(value)
 
 
 def _copy(value: Any) -> Any:
