@@ -223,7 +223,7 @@ class Arena:
         keeps what it has become.
         """
         self.give_parameters()  # where a step was interrupted
-        if found := self._pop_strangers():
+        if found := self._pop_misplaced():
             warnings.warn(f"{found} That is lost: call trainer.release() before.", stacklevel=2)
         self._adopt_new_groups()
         kept = {p: p.grad.clone() for p in self.params if self.hooks.has_hooks and p.grad is not None}
@@ -306,7 +306,7 @@ class Arena:
     def look_at_groups(self) -> None:
         """Raises if an optimizer has other parameters than when it was homed, but for groups that were added."""
         self._adopt_new_groups()
-        if found := self._pop_strangers():
+        if found := self._pop_misplaced():
             raise ModelError(f"{found} Call trainer.release() before.")
         groups = self._params_by_group or [group["params"] for group in self.optimizer.param_groups]
         pairs = zip(groups, self._original, strict=False)
@@ -328,8 +328,8 @@ class Arena:
             names = names_of(self.optimizer, owners(self._model))
             self.names |= {param: names[param] for param in group["params"]}
 
-    def _pop_strangers(self) -> str:
-        """Takes away state that somebody has given parameters of vectors, and says whose; nothing if there is none."""
+    def _pop_misplaced(self) -> str:
+        """Removes state of parameters that are in vectors, which the code of the user has made; says whose it is."""
         states = [part.state for part in parts_of(self.optimizer)]
         if (remembered := sum(map(len, states))) == self._remembered:
             return ""

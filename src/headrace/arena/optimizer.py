@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 from ..errors import CheckpointError, CorruptError
 from ..store.shape import check, like, maybe
 from . import flat
-from .own_optimizers import Joint, MomentumSGD, kind_of, owners_of, parts_of, put_to_rest, put_to_work
+from .own_optimizers import Joint, MomentumSGD, kind_of, owners_of, params_of, parts_of, put_to_rest, put_to_work
 from .sharding import fitted, is_sharded
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _preparing(optimizer: Optimizer, arena: "Arena") -> Callable[[Callable[[], A
 
 
 def _has_shards(optimizer: Optimizer) -> bool:
-    return any(is_sharded(param) for group in optimizer.param_groups for param in group["params"])
+    return any(map(is_sharded, params_of(optimizer)))
 
 
 def is_elementwise(kind: type[Optimizer]) -> bool:
@@ -303,7 +303,7 @@ def skips_on_device(optimizer: Optimizer) -> bool:
         return False
     if not (hasattr(optimizer, "_step_supports_amp_scaling") and all(g.get("fused") for g in optimizer.param_groups)):
         return False
-    stepped = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    stepped = [param for param in params_of(optimizer) if param.grad is not None]
     states = [optimizer.state.get(param) or {"": None} for param in stepped]
     return is_plain(optimizer) or not any(value is None for state in states for value in state.values())
 

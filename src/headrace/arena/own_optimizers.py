@@ -77,6 +77,11 @@ def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     return optimizer.members if isinstance(optimizer, Joint) else [optimizer]
 
 
+def params_of(optimizer: Optimizer) -> list[Any]:
+    """The parameters of all groups of an optimizer, in order."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def put_to_work(optimizer: Optimizer, release: Callable[[], None]) -> None:
     """A trainer has an optimizer at work until `release`, which is called before anybody copies or pickles it."""
     for part in parts_of(optimizer):
@@ -126,7 +131,7 @@ def joined(optimizers: Iterable[Any], model: nn.Module, title: str) -> Optimizer
     names = {param: name for name, param in model.named_parameters()}
     owner: dict[Any, int] = {}
     for number, member in enumerate(members):
-        for param in {param: None for group in member.param_groups for param in group["params"]}:
+        for param in dict.fromkeys(params_of(member)):
             if owner.setdefault(param, number) != number:
                 raise ModelError(
                     f"{title}: {_place(members, owner[param])} and {_place(members, number)} both have the parameter "
@@ -138,7 +143,7 @@ def joined(optimizers: Iterable[Any], model: nn.Module, title: str) -> Optimizer
 
 def refuse_missing(members: Sequence[Optimizer], model: nn.Module, title: str) -> None:
     """Raises if the model has a parameter that is trained and in none of the optimizers."""
-    known = {param for member in members for group in member.param_groups for param in group["params"]}
+    known = {param for member in members for param in params_of(member)}
     if missing := [name for name, param in model.named_parameters() if param.requires_grad and param not in known]:
         raise ModelError(
             f"{title}: no optimizer has {', '.join(map(repr, missing[:3]))}{' and others' * (len(missing) > 3)}. Give "

@@ -287,7 +287,7 @@ def _header(file: DataFile, head: bytes, delimiter: str) -> list[str]:
 
 
 _LONG = r"\s*[+-]?[0-9]{19,}\s*"
-_MEMBER = rb'("(?:[^"\\\n]|\\.)*")\s*:(\s*\[[^]"{]*\]|\s*[+-]?[0-9]{19,}\s*[,}])'
+_MEMBER = rb'("(?:[^"\\\n]|\\.)*")\s*:(\s*\[[^]"{]*\]|%b[,}])' % _LONG.encode()
 
 
 def _refuse_rounded(file: DataFile, rows: Any, inferred: set[str], written: Callable[..., Iterator[str]]) -> None:

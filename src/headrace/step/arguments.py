@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
 from ..adapters.loaders import hugging_kind
-from ..arena.own_optimizers import joined, kind_of, parts_of
+from ..arena.own_optimizers import joined, kind_of, params_of, parts_of
 from ..data.batch import Batch, Stream
 from ..data.encoding import Encoding
 from ..data.maps import owned
@@ -267,7 +267,7 @@ def check_optimizers(
             )
         if any("lr" not in group for group in optimizer.param_groups):
             raise ModelError(f"a group of {kind_of(optimizer)} has no rate. Give it one before: group['lr'] = 1.0.")
-        params = [p for group in optimizer.param_groups for p in group["params"]]
+        params = params_of(optimizer)
         strange = sum(id(p) not in known for p in params)
         if strange:
             raise ModelError(

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ..arena.own_optimizers import parts_of
+from ..arena.own_optimizers import params_of, parts_of
 from ..arena.sharding import local
 from ..arena.vectors import plain_name
 from ..errors import CheckpointError
 from ..loss.objective import Objective, Supervised, losses_of
 from ..store.codec import INTEGER_BITS, is_stored
-from .holdings import DEEPEST, MOST_ITEMS, InPlace, inner_of, kept_by, params_of, why_lost
+from .holdings import DEEPEST, MOST_ITEMS, InPlace, inner_of, kept_by, why_lost
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..arena.own_optimizers import params_of
 from ..arena.sharding import is_sharded
 
 MOST_ITEMS, DEEPEST = 10_000, 8
@@ -15,7 +16,7 @@ _TORCHS = frozenset({"state", "param_groups"})
 
 
 class Renamed(MutableMapping[str, Any]):
-    """Values of a dict under names of their own: `keys` are its keys by these, parameters or whole numbers."""
+    """A dict whose keys are parameters or their ids, seen by names: `keys` has the key of each name."""
 
     def __init__(self, kept: MutableMapping[Any, Any], keys: Mapping[str, Any]) -> None:
         known = {(isinstance(key, Tensor), hash(key)) for key in kept}  # to compare a tensor would be an operation
@@ -73,21 +74,19 @@ def _within(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
     yield from found
 
 
-def params_of(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _named_params(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The parameters of an optimizer and of those that it holds, by name."""
-    every = {"": optimizer, **inner_of(optimizer)}.items()
-    found = {param: f"{place} {number}" for place, o in reversed(every) for number, param in enumerate(params_of(o))}
-    return {name: param for param, name in found.items()}
+def _with_inner(optimizer: Optimizer) -> tuple[dict[str, Optimizer], dict[str, Tensor]]:
+    """An optimizer and those that it holds, by place, and the parameters of all of them, by name."""
+    every = {"": optimizer, **inner_of(optimizer)}
+    places = reversed(every.items())
+    names = {param: f"{place} {number}" for place, each in places for number, param in enumerate(params_of(each))}
+    return every, {name: param for param, name in names.items()}
 
 
 def why_lost(optimizer: Optimizer) -> str:
     """Why something that an optimizer of one's own keeps is not saved, and what to do; nothing if all of it is."""
-    params, inner = {*_named_params(optimizer).values()}, inner_of(optimizer).values()
-    values = [value for each in (optimizer, *inner) for _, value in _within(each)] + [each.state for each in inner]
+    every, named = _with_inner(optimizer)
+    params = {*named.values()}
+    values = [value for each in every.values() for value in (each.state, *(held for _, held in _within(each)))]
     dicts = [value for value in values if isinstance(value, dict) and value is not optimizer.state]
     keys = [key for each in dicts for key in each if isinstance(key, Tensor)]
     if any(key not in params for key in keys):
@@ -95,15 +94,15 @@ def why_lost(optimizer: Optimizer) -> str:
             "With elementwise = True, an optimizer gets a vector in place of several parameters. Keep in "
             "self.state[parameter] what it remembers, or remove elementwise."
         )
-    if (keys or inner) and any(map(is_sharded, params)):
+    if (keys or len(every) > 1) and any(map(is_sharded, params)):
         return "Of a sharded model only what is in self.state[parameter] is saved: keep there what it remembers."
     return ""
 
 
 def kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any], bool]]:
     """The dicts of an optimizer of one's own that are not its state by parameters, by name; whether they are state."""
-    params = _named_params(optimizer)
-    for place, each in {"": optimizer, **inner_of(optimizer)}.items():
+    every, params = _with_inner(optimizer)
+    for place, each in every.items():
         yield place, Renamed(vars(each), {key: key for key in vars(each) if key not in _TORCHS}), False
         yield f"{place} state", each.state, True
         for name, value in _within(each):
@@ -113,8 +112,5 @@ def kept_by(optimizer: Optimizer) -> Iterator[tuple[str, MutableMapping[Any, Any
         if each is not optimizer and each.state is not optimizer.state:
             yield f"{place} by parameter", Renamed(each.state, params), True
             for number, group in enumerate(each.param_groups):
-                yield (
-                    f"{place} group {number}",
-                    Renamed(group, {name: name for name in group if name != "params"}),
-                    True,
-                )
+                settings = Renamed(group, {name: name for name in group if name != "params"})
+                yield f"{place} group {number}", settings, True

@@ -18,7 +18,7 @@ from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import all_finite, total
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
-from ..arena.own_optimizers import Joint, kind_of, refuse_missing, release_elsewhere
+from ..arena.own_optimizers import Joint, kind_of, params_of, refuse_missing, release_elsewhere
 from ..arena.replica import Replica
 from ..arena.sharding import local
 from ..arena.vectors import names_of, owners, plain_name
@@ -371,4 +371,4 @@ def _remembered(optimizer: Optimizer) -> int:
     if optimizer.state:
         kept = (v for v in tree_leaves([*optimizer.state.values()]) if isinstance(v, Tensor))
         return sum(v.numel() * v.itemsize if v.is_sparse else v.nbytes for v in kept)
-    return 0 if is_plain(optimizer) else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
+    return 0 if is_plain(optimizer) else 2 * sum(param.nbytes for param in params_of(optimizer))

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..arena.optimizer import is_plain
-from ..arena.own_optimizers import parts_of
+from ..arena.own_optimizers import params_of, parts_of
 from ..data.batch import Batch
 from ..errors import DataError
 from ..loss.outcome import Outcome, as_outcome
@@ -112,7 +112,7 @@ class UnsavedOptimizers:
 
     def _describe(self, optimizer: Optimizer) -> str:
         """What is lost of an optimizer when a run is resumed; nothing if it is stateless and its weights are saved."""
-        params = [param for group in optimizer.param_groups for param in group["params"]]
+        params = params_of(optimizer)
         names = {param: name for module in self._modules for name, param in module.named_parameters()}
         outside, kind = sum(param not in names for param in params), type(optimizer).__name__
         scheduled = any("initial_lr" in group for group in optimizer.param_groups)
